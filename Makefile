@@ -1,0 +1,52 @@
+# make run | test | lint | asan | tsan | clean. Everything is built into .venv and build/.
+PYTHON ?= $(or $(shell command -v python3.11),python3)
+JOBS ?= $(shell nproc)
+BIN := .venv/bin
+NATIVE := CMakeLists.txt $(wildcard cmake/* runtime/*.h runtime/*.cpp runtime/ggml/*)
+# A ggml source tree to build from instead of the downloaded one.
+GGML_SOURCE ?=
+
+.PHONY: run test lint asan tsan clean
+
+run: .venv/.built
+	$(BIN)/keepdim demo
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+lint: .venv/.built
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# All requirements as pyproject.toml names them: to build, to run, to test.
+.venv/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
+	  print(*p['build-system']['requires'], *p['project']['dependencies'], *p['project']['optional-dependencies']['dev'], sep='\n')" \
+	  > .venv/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r .venv/requirements.txt
+	touch $@
+
+.venv/.built: .venv/.ready $(NATIVE)
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  --no-deps $(if $(GGML_SOURCE),-C cmake.define.KEEPDIM_GGML_SOURCE=$(GGML_SOURCE)) --editable .
+	touch $@
+
+# The C++ tests under a sanitizer, ggml included. Programs that the Python tests left in build/programs are run too.
+build/%/keepdim_test: .venv/.ready $(NATIVE) $(wildcard tests/cpp/*)
+	$(BIN)/cmake -G Ninja -S . -B build/$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	  -DKEEPDIM_SANITIZE=$(if $(filter asan,$*),address,thread) $(if $(GGML_SOURCE),-DKEEPDIM_GGML_SOURCE=$(GGML_SOURCE))
+	$(BIN)/cmake --build build/$* --parallel $(JOBS)
+	touch $@
+
+asan: build/asan/keepdim_test
+	build/asan/keepdim_test
+	build/asan/keepdim_test --mutate 2000
+	if [ -d build/programs ]; then build/asan/keepdim_test --programs build/programs; fi
+
+tsan: build/tsan/keepdim_test
+	build/tsan/keepdim_test
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
