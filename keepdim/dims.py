@@ -1,0 +1,584 @@
+"""Dims: integer expressions over symbols, in a normal form, with bounds on every one.
+
+A `Dim` is a sum of terms; a term is a coefficient times a product of atoms; an atom is a symbol or one of
+floordiv, mod, max, min over Dims. Sums and products are expanded and sorted, so equal polynomials are equal
+objects. Arithmetic is checked int64, as in `runtime/dims.cpp`, which evaluates the same table.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Union
+
+from .errors import KeepdimError, fail
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+Bounds = tuple[int | None, int | None]  # inclusive; None is infinite
+
+
+def checked(value: int, what: str = "value") -> int:
+    """The value itself if it fits int64, an error otherwise."""
+    if not INT64_MIN <= value <= INT64_MAX:
+        fail("dims", what, f"overflows int64 ({value})")
+    return value
+
+
+@dataclass(frozen=True)
+class Sym:
+    """A named integer with a range. Two symbols of one name are the same symbol."""
+
+    name: str
+    lo: int | None = field(compare=False)
+    hi: int | None = field(compare=False)
+
+    @property
+    def bounds(self) -> Bounds:
+        return self.lo, self.hi
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation that sums and products cannot express."""
+
+    kind: str  # floordiv, mod, max, min
+    args: tuple[Dim, ...]
+
+    @property
+    def bounds(self) -> Bounds:
+        return BOUNDS[self.kind](*(a.bounds for a in self.args))
+
+    def __str__(self) -> str:
+        if self.kind in ("max", "min"):
+            return f"{self.kind}({', '.join(map(str, self.args))})"
+        sign = "//" if self.kind == "floordiv" else "%"
+        return f" {sign} ".join(a.operand() for a in self.args) if sign == "%" else sign.join(a.operand() for a in self.args)
+
+
+Atom = Union[Sym, Op]
+Factors = tuple[Atom, ...]
+
+
+class Dim:
+    """A normalised integer expression. Compare with ==; `<` and friends decide from bounds or raise.
+
+    >>> s = Dim.symbol("s", 1, 256)
+    >>> (2 * s + 1) * s, (4 * s + 6) // 2, (2 * s).bounds
+    (Dim('2*s*s + s'), Dim('2*s + 3'), (2, 512))
+    >>> s >= 1, (s + s == 2 * s)
+    (True, True)
+    """
+
+    __slots__ = ("_hash", "bounds", "terms")
+    terms: tuple[tuple[Factors, int], ...]
+    bounds: Bounds
+
+    def __init__(self, terms: Mapping[Factors, int]):
+        kept = [(f, checked(c, "a coefficient")) for f, c in terms.items() if c != 0]
+        kept.sort(key=lambda t: (-len(t[0]), [str(a) for a in t[0]]))
+        self.terms = tuple(kept)
+        self._hash = hash(self.terms)
+        self.bounds = reduce(_add_bounds, (_term_bounds(f, c) for f, c in kept), (0, 0))
+
+    # -- making
+    @staticmethod
+    def const(value: int) -> Dim:
+        return Dim({(): value})
+
+    @staticmethod
+    def symbol(name: str, lo: int | None, hi: int | None) -> Dim:
+        if not name.isidentifier():
+            fail("dims", f"symbol {name!r}", "is not an identifier")
+        if lo is not None and hi is not None and lo > hi:
+            fail("dims", f"symbol {name!r}", f"has an empty range ({lo}..{hi})")
+        return Dim({(Sym(name, lo, hi),): 1})
+
+    @staticmethod
+    def of(value: Dim | int) -> Dim:
+        return value if isinstance(value, Dim) else Dim.const(value)
+
+    # -- reading
+    @property
+    def value(self) -> int | None:
+        """The number, if this is a constant."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+    @property
+    def sym(self) -> Sym | None:
+        """The symbol, if this is one and nothing else."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
+            atom = self.terms[0][0][0]
+            return atom if isinstance(atom, Sym) else None
+        return None
+
+    def symbols(self) -> set[str]:
+        """Names of all symbols in it."""
+        out: set[str] = set()
+        for factors, _ in self.terms:
+            for atom in factors:
+                out |= {atom.name} if isinstance(atom, Sym) else set().union(*(a.symbols() for a in atom.args))
+        return out
+
+    def linear_in(self, name: str) -> tuple[Dim, Dim] | None:
+        """(mul, add) with self == mul*name + add and name in neither; None if there is no such form."""
+        mul, add = {}, {}
+        for factors, c in self.terms:
+            here = [i for i, a in enumerate(factors) if isinstance(a, Sym) and a.name == name]
+            rest = factors[: here[0]] + factors[here[0] + 1 :] if here else factors
+            if name in Dim({rest: 1}).symbols():
+                return None
+            (mul if here else add)[rest] = c
+        return (Dim(mul), Dim(add)) if mul else None
+
+    def substitute(self, values: Mapping[str, Dim]) -> Dim:
+        """Replace symbols by Dims."""
+
+        def atom(a: Atom) -> Dim:
+            if isinstance(a, Sym):
+                return values.get(a.name, Dim({(a,): 1}))
+            return MAKE[a.kind](*(d.substitute(values) for d in a.args))
+
+        return sum((reduce(lambda x, a: x * atom(a), f, Dim.const(c)) for f, c in self.terms), Dim.const(0))
+
+    def eval(self, values: Mapping[str, int]) -> int:
+        """The number for these symbols, in checked int64."""
+
+        def atom(a: Atom) -> int:
+            if isinstance(a, Sym):
+                if a.name not in values:
+                    fail("dims", f"symbol {a.name!r}", f"has no value in {dict(values)}")
+                return values[a.name]
+            return EVAL[a.kind]([d.eval(values) for d in a.args])
+
+        total = 0
+        for factors, c in self.terms:
+            term = reduce(lambda x, a: checked(x * atom(a), str(self)), factors, c)
+            total = checked(total + term, str(self))
+        return total
+
+    # -- arithmetic
+    def __add__(self, other: Dim | int) -> Dim:
+        terms = dict(self.terms)
+        for f, c in Dim.of(other).terms:
+            terms[f] = terms.get(f, 0) + c
+        return Dim(terms)
+
+    def __mul__(self, other: Dim | int) -> Dim:
+        terms: dict[Factors, int] = {}
+        for f, c in self.terms:
+            for g, d in Dim.of(other).terms:
+                key = tuple(sorted(f + g, key=str))
+                terms[key] = terms.get(key, 0) + c * d
+        return Dim(terms)
+
+    def __neg__(self) -> Dim:
+        return self * -1
+
+    def __sub__(self, other: Dim | int) -> Dim:
+        return self + -Dim.of(other)
+
+    def __rsub__(self, other: int) -> Dim:
+        return -self + other
+
+    def __floordiv__(self, other: Dim | int) -> Dim:
+        return floordiv(self, Dim.of(other))
+
+    def __mod__(self, other: Dim | int) -> Dim:
+        return mod(self, Dim.of(other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    # -- comparing
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return self.value == other
+        return isinstance(other, Dim) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __lt__(self, other: Dim | int) -> bool:
+        return proven(self, "lt", other)
+
+    def __le__(self, other: Dim | int) -> bool:
+        return proven(self, "le", other)
+
+    def __gt__(self, other: Dim | int) -> bool:
+        return proven(self, "gt", other)
+
+    def __ge__(self, other: Dim | int) -> bool:
+        return proven(self, "ge", other)
+
+    def __bool__(self) -> bool:
+        return not proven(self, "eq", 0)
+
+    # -- writing
+    def __str__(self) -> str:
+        text = ""
+        for factors, c in self.terms:
+            sign = ("-" if c < 0 else "") if not text else (" - " if c < 0 else " + ")
+            number = [str(abs(c))] if abs(c) != 1 or not factors else []
+            alone = len(factors) == 1 and not number
+            text += sign + "*".join(number + [str(a) if alone else _factor(a) for a in factors])
+        return text or "0"
+
+    def operand(self) -> str:
+        """The text as an operand of // and %: in parentheses unless it is an atom or a number."""
+        plain = self.sym is not None or (self.value is not None and self.value >= 0) or _call(self)
+        return str(self) if plain else f"({self})"
+
+    def __repr__(self) -> str:
+        return f"Dim({str(self)!r})"
+
+
+def _call(d: Dim) -> bool:
+    if len(d.terms) != 1 or d.terms[0][1] != 1 or len(d.terms[0][0]) != 1:
+        return False
+    atom = d.terms[0][0][0]
+    return isinstance(atom, Op) and atom.kind in ("max", "min")
+
+
+def _factor(atom: Atom) -> str:
+    return f"({atom})" if isinstance(atom, Op) and atom.kind in ("floordiv", "mod") else str(atom)
+
+
+# ---------------------------------------------------------------- bounds: interval arithmetic, None is infinite
+def _add_bounds(a: Bounds, b: Bounds) -> Bounds:
+    lo = None if a[0] is None or b[0] is None else checked(a[0] + b[0], "a bound")
+    hi = None if a[1] is None or b[1] is None else checked(a[1] + b[1], "a bound")
+    return lo, hi
+
+
+_INF = float("inf")
+
+
+def _ends(b: Bounds) -> tuple[float | int, float | int]:
+    return (-_INF if b[0] is None else b[0]), (_INF if b[1] is None else b[1])
+
+
+def _closed(values: Iterable[float | int]) -> Bounds:
+    values = list(values)
+    lo, hi = min(values), max(values)
+    return (None if lo == -_INF else checked(int(lo), "a bound")), (None if hi == _INF else checked(int(hi), "a bound"))
+
+
+def _mul_bounds(a: Bounds, b: Bounds) -> Bounds:
+    return _closed(0 if x == 0 or y == 0 else x * y for x in _ends(a) for y in _ends(b))
+
+
+def _term_bounds(factors: Factors, c: int) -> Bounds:
+    return reduce(_mul_bounds, (a.bounds for a in factors), (c, c))
+
+
+def _floordiv_bounds(a: Bounds, b: Bounds) -> Bounds:
+    def div(x: float | int, y: float | int) -> float | int:
+        if abs(y) == _INF:  # towards 0, or -1 from below
+            return 0 if x == 0 or (x > 0) == (y > 0) else -1
+        return (x if y > 0 else -x) if abs(x) == _INF else x // y
+
+    return _closed(div(x, y) for x in _ends(a) for y in _ends(b))
+
+
+def _mod_bounds(a: Bounds, b: Bounds) -> Bounds:
+    (alo, ahi), (blo, bhi) = _ends(a), _ends(b)
+    if blo > 0:
+        if 0 <= alo and ahi < blo:
+            return a
+        return 0, None if bhi == _INF else int(bhi) - 1
+    return (None if blo == -_INF else int(blo) + 1), 0
+
+
+def _max_bounds(*bs: Bounds) -> Bounds:
+    lo, hi = max(_ends(b)[0] for b in bs), max(_ends(b)[1] for b in bs)
+    return (None if lo == -_INF else int(lo)), (None if hi == _INF else int(hi))
+
+
+def _min_bounds(*bs: Bounds) -> Bounds:
+    lo, hi = min(_ends(b)[0] for b in bs), min(_ends(b)[1] for b in bs)
+    return (None if lo == -_INF else int(lo)), (None if hi == _INF else int(hi))
+
+
+# ---------------------------------------------------------------- the four operations
+def _nonzero(b: Dim) -> None:
+    lo, hi = b.bounds
+    if not ((lo is not None and lo > 0) or (hi is not None and hi < 0)):
+        fail("dims", f"divisor {b}", f"can be zero (its bounds are {range_text(lo, hi)})")
+
+
+def floordiv(a: Dim, b: Dim) -> Dim:
+    """a // b as in Python, simplified where it is exact or decided by bounds."""
+    _nonzero(b)
+    d = b.value
+    if d is not None:
+        whole = Dim({f: c // d for f, c in a.terms if c % d == 0})
+        rest = Dim({f: c for f, c in a.terms if c % d})
+        if whole.terms and rest != a:
+            return whole + floordiv(rest, b)
+        if not rest.terms:
+            return whole
+    elif a == b:
+        return Dim.const(1)
+    elif (quotient := _exact(a, b)) is not None:
+        return quotient
+    lo, hi = _floordiv_bounds(a.bounds, b.bounds)
+    if lo is not None and lo == hi:
+        return Dim.const(lo)
+    return Dim({(Op("floordiv", (a, b)),): 1})
+
+
+def _exact(a: Dim, b: Dim) -> Dim | None:
+    """a / b when b is one term that divides every term of a."""
+    if len(b.terms) != 1:
+        return None
+    (bf, bc) = b.terms[0]
+    out: dict[Factors, int] = {}
+    for f, c in a.terms:
+        left = list(f)
+        for atom in bf:
+            if atom not in left:
+                return None
+            left.remove(atom)
+        if c % bc:
+            return None
+        out[tuple(left)] = c // bc
+    return Dim(out)
+
+
+def mod(a: Dim, b: Dim) -> Dim:
+    """a % b as in Python (the sign of b)."""
+    _nonzero(b)
+    d = b.value
+    if d is not None:
+        a = Dim({f: c % d for f, c in a.terms})  # multiples of d drop out, coefficients shrink
+    elif _exact(a, b) is not None:
+        return Dim.const(0)
+    if a.value is not None and d is not None:
+        return Dim.const(a.value % d)
+    lo, hi = a.bounds
+    blo = b.bounds[0]
+    if lo is not None and lo >= 0 and hi is not None and blo is not None and hi < blo:
+        return a
+    return Dim({(Op("mod", (a, b)),): 1})
+
+
+def _extreme(kind: str, args: Sequence[Dim | int]) -> Dim:
+    flat: list[Dim] = []
+    for d in map(Dim.of, args):
+        inner = d.terms[0][0][0] if len(d.terms) == 1 and d.terms[0][1] == 1 and len(d.terms[0][0]) == 1 else None
+        flat += inner.args if isinstance(inner, Op) and inner.kind == kind else (d,)
+    cmp = "ge" if kind == "max" else "le"
+    kept: list[Dim] = []
+    for d in sorted(set(flat), key=lambda d: (d.value is not None, str(d))):
+        if any(decide(k, cmp, d) for k in kept):
+            continue
+        kept = [k for k in kept if not decide(d, cmp, k)] + [d]
+    return kept[0] if len(kept) == 1 else Dim({(Op(kind, tuple(kept)),): 1})
+
+
+def dmax(*args: Dim | int) -> Dim:
+    """The largest.
+
+    >>> s = Dim.symbol("s", 1, 8)
+    >>> dmax(s, 1), dmax(s, 9), dmax(s, 4)
+    (Dim('s'), Dim('9'), Dim('max(s, 4)'))
+    """
+    return _extreme("max", args)
+
+
+def dmin(*args: Dim | int) -> Dim:
+    """The smallest."""
+    return _extreme("min", args)
+
+
+def _eval_div(kind: str) -> Callable[[list[int]], int]:
+    def run(v: list[int]) -> int:
+        if v[1] == 0:
+            fail("dims", kind, f"divides {v[0]} by zero")
+        return checked(v[0] // v[1] if kind == "floordiv" else v[0] % v[1], kind)
+
+    return run
+
+
+BOUNDS: dict[str, Callable[..., Bounds]] = {
+    "floordiv": _floordiv_bounds, "mod": _mod_bounds, "max": _max_bounds, "min": _min_bounds,
+}  # fmt: skip
+MAKE: dict[str, Callable[..., Dim]] = {"floordiv": floordiv, "mod": mod, "max": dmax, "min": dmin}
+EVAL: dict[str, Callable[[list[int]], int]] = {
+    "floordiv": _eval_div("floordiv"), "mod": _eval_div("mod"), "max": max, "min": min,
+}  # fmt: skip
+
+# ---------------------------------------------------------------- comparing
+CMPS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "eq": ("==", lambda a, b: a == b),
+    "ne": ("!=", lambda a, b: a != b),
+    "lt": ("<", lambda a, b: a < b),
+    "le": ("<=", lambda a, b: a <= b),
+    "gt": (">", lambda a, b: a > b),
+    "ge": (">=", lambda a, b: a >= b),
+}
+
+
+def decide(lhs: Dim | int, cmp: str, rhs: Dim | int) -> bool | None:
+    """True or False where the bounds of the difference prove it for every value, None where they do not.
+
+    >>> s = Dim.symbol("s", 2, 8)
+    >>> decide(s, "ge", 2), decide(s, "eq", 9), decide(s, "lt", 5)
+    (True, False, None)
+    """
+    if cmp in ("ne", "gt", "ge"):
+        inverse = decide(lhs, {"ne": "eq", "gt": "le", "ge": "lt"}[cmp], rhs)
+        return None if inverse is None else not inverse
+    try:
+        d = Dim.of(lhs) - rhs
+        less, more = _negative(d), _negative(-d)
+        if cmp == "eq":
+            return False if less or more else True if _negative(d - 1) and _negative(-d - 1) else None
+        if cmp == "lt":
+            return True if less else False if _negative(-d - 1) else None
+        return True if _negative(d - 1) else False if more else None
+    except KeepdimError:  # a bound of the difference overflows: then nothing is proven
+        return None
+
+
+def _negative(d: Dim, depth: int = 4) -> bool:
+    """Whether d < 0 is proven for every value: by its bounds, or by those of what bounds it from above."""
+    hi = d.bounds[1]
+    if hi is not None and hi < 0:
+        return True
+    for factors, c in d.terms if depth else ():
+        if len(factors) != 1 or not isinstance(factors[0], Op):
+            continue
+        op, rest = factors[0], d - Dim({factors: c})
+        if op.kind == "floordiv" and (op.args[1].bounds[0] or 0) > 0:  # b*(a//b) is a - r with 0 <= r < b
+            a, b = op.args
+            return _negative(rest * b + (a if c > 0 else a - b + 1) * c, depth - 1)
+        if op.kind in ("max", "min"):
+            tries = (_negative(rest + c * x, depth - 1) for x in op.args)
+            return any(tries) if (op.kind == "min") == (c > 0) else all(tries)
+    return False
+
+
+def proven(lhs: Dim | int, cmp: str, rhs: Dim | int) -> bool:
+    """`decide`, but an undecidable comparison is an error: it never guesses."""
+    answer = decide(lhs, cmp, rhs)
+    if answer is None:
+        fail("dims", f"{lhs} {CMPS[cmp][0]} {rhs}", f"is true for some sizes only (bounds {Dim.of(lhs).bounds}, {Dim.of(rhs).bounds})")
+    return answer
+
+
+def range_text(lo: int | None, hi: int | None) -> str:
+    """`1..256`, `1..` without an upper end, `..5` without a lower one."""
+    return f"{'' if lo is None else lo}..{'' if hi is None else hi}"
+
+
+# ---------------------------------------------------------------- text and table
+def parse(text: str, symbols: Mapping[str, Dim]) -> Dim:
+    """Read the text form back.
+
+    >>> s = Dim.symbol("s", 1, 8)
+    >>> parse("max(2*s - 1, 4) + s % 3", {"s": s})
+    Dim('max(2*s - 1, 4) + s % 3')
+    """
+
+    def walk(n: ast.AST) -> Dim:
+        match n:
+            case ast.Constant(value=int(v)):
+                return Dim.const(v)
+            case ast.Name(id=name) if name in symbols:
+                return symbols[name]
+            case ast.UnaryOp(op=ast.USub(), operand=x):
+                return -walk(x)
+            case ast.BinOp(left=a, op=op, right=b):
+                if (f := _BINARY.get(type(op))) is not None:
+                    return f(walk(a), walk(b))
+            case ast.Call(func=ast.Name(id=("max" | "min") as kind), args=args):
+                return _extreme(kind, [walk(a) for a in args])
+        fail("dims", f"expression {text!r}", f"cannot be read at {ast.unparse(n)!r}")
+
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as e:
+        fail("dims", f"expression {text!r}", "is not an expression", cause=e)
+    return walk(tree)
+
+
+_BINARY: dict[type, Callable[[Dim, Dim], Dim]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: floordiv,
+    ast.Mod: mod,
+}
+
+
+class Table:
+    """Dims as rows in topological order, each row once: how they stand in a file and in C++."""
+
+    def __init__(self, symbols: Iterable[str] = ()):
+        self.rows: list[list[Any]] = []
+        self._ids: dict[Any, int] = {}
+        self._symbols = {name: i for i, name in enumerate(symbols)}
+
+    def _row(self, kind: str, arg: Any) -> int:
+        key = (kind, tuple(arg) if isinstance(arg, list) else arg)
+        if key not in self._ids:
+            self._ids[key] = len(self.rows)
+            self.rows.append([kind, arg])
+        return self._ids[key]
+
+    def _atom(self, a: Atom) -> int:
+        if isinstance(a, Op):
+            return self._row(a.kind, [self.id(d) for d in a.args])
+        if a.name not in self._symbols:
+            fail("dims", f"symbol {a.name!r}", f"is not bound (known: {', '.join(self._symbols) or 'none'})")
+        return self._row("sym", self._symbols[a.name])
+
+    def id(self, dim: Dim) -> int:
+        """The row of this Dim; added with its operands where new."""
+        terms = []
+        for factors, c in dim.terms:
+            parts = [self._row("const", c)] if c != 1 or not factors else []
+            parts += [self._atom(a) for a in factors]
+            terms.append(parts[0] if len(parts) == 1 else self._row("mul", parts))
+        if not terms:
+            return self._row("const", 0)
+        return terms[0] if len(terms) == 1 else self._row("add", terms)
+
+    @staticmethod
+    def read(rows: Any, symbols: Sequence[Dim]) -> list[Dim]:
+        """Rows back to Dims; every rule of the table is checked."""
+        dims: list[Dim] = []
+        if not isinstance(rows, list):
+            fail("verify", "dims", f"are not a list ({type(rows).__name__})")
+        for i, row in enumerate(rows):
+            dims.append(_read_row(i, row, dims, symbols))
+        return dims
+
+
+def _read_row(i: int, row: Any, dims: Sequence[Dim], symbols: Sequence[Dim]) -> Dim:
+    match row:
+        case ["const", int(v)] if not isinstance(v, bool):
+            return Dim.const(checked(v, f"dim {i}"))
+        case ["sym", int(v)] if not isinstance(v, bool):
+            if not 0 <= v < len(symbols):
+                fail("verify", f"dim {i}", f"names symbol {v} of {len(symbols)}")
+            return symbols[v]
+        case [("add" | "mul" | "max" | "min" | "floordiv" | "mod") as kind, list(args)]:
+            two = kind in ("floordiv", "mod")
+            if len(args) < 2 or (two and len(args) != 2):
+                fail("verify", f"dim {i}", f"{kind} takes {'2' if two else '2 or more'} operands, has {len(args)}")
+            for a in args:
+                if not isinstance(a, int) or isinstance(a, bool) or not 0 <= a < i:
+                    fail("verify", f"dim {i}", f"operand {a} is not an earlier dim")
+            ins = [dims[a] for a in args]
+            if kind in MAKE:
+                return MAKE[kind](*ins)
+            return reduce((lambda a, b: a + b) if kind == "add" else (lambda a, b: a * b), ins)
+    fail("verify", f"dim {i}", f"is not a dim ({row!r:.80})")

@@ -1,0 +1,37 @@
+"""The one error of keepdim: a sentence that says where, what, with which values, and what to do."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+
+class KeepdimError(RuntimeError):
+    """Anything keepdim refuses, as `[stage] subject: fact (values). remedy`.
+
+    >>> try:
+    ...     fail("bind", "input 0 'x' dim 1", "seq_len = 257 is out of range 1..256")
+    ... except KeepdimError as e:
+    ...     print(e, "|", e.stage)
+    [bind] input 0 'x' dim 1: seq_len = 257 is out of range 1..256. | bind
+    """
+
+    @property
+    def stage(self) -> str:
+        """The word in the brackets: where it was refused."""
+        text = str(self)
+        return text[1 : text.index("]")] if text.startswith("[") and "]" in text else ""
+
+
+def sentence(stage: str, subject: str, fact: str, remedy: str = "") -> str:
+    """Compose the one form of our messages.
+
+    >>> sentence("lower", "dim 's'", "has no upper bound", "Give the Dim a max")
+    "[lower] dim 's': has no upper bound. Give the Dim a max."
+    """
+    parts = [fact.strip().rstrip("."), remedy.strip().rstrip(".")]
+    return f"[{stage}] {subject}: " + " ".join(p + "." for p in parts if p)
+
+
+def fail(stage: str, subject: str, fact: str, remedy: str = "", cause: BaseException | None = None) -> NoReturn:
+    """Raise the sentence as a KeepdimError."""
+    raise KeepdimError(sentence(stage, subject, fact, remedy)) from cause
