@@ -1,0 +1,367 @@
+"""From FX nodes to a Program. `build` is the one way; `reason` runs it for a single node to see whether it is taken,
+so that what the partitioner promises is what the delegate's `preprocess` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import getitem
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import Node as FxNode
+
+from . import passes
+from .contract import Contract, Place, Spec, Symbol, dtype_name, shape_env_of, solve, to_dim
+from .dims import Dim, Sym
+from .errors import KeepdimError, fail
+from .ops import ROWS, Args, Shape, Unsupported, dim_order_rows
+from .program import NONE, Node, Program, Value, verify
+
+ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
+
+
+class Symbols(Mapping[str, Dim]):
+    """torch's symbol names → Dims: the contract's where it knows them, the ShapeEnv's own range otherwise."""
+
+    def __init__(self, known: Mapping[str, Dim], env: Any = None):
+        self.known = dict(known)
+        self.ranges = {str(k): v for k, v in env.var_to_range.items()} if env is not None else {}
+
+    def __getitem__(self, name: str) -> Dim:
+        if name not in self.known:
+            vr = self.ranges[name]
+            lo, hi = (int(b) if b.is_Integer else None for b in (vr.lower, vr.upper))
+            self.known[name] = Dim.symbol(name, lo, hi)
+        return self.known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.known or name in self.ranges
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.ranges, **self.known})
+
+    def __len__(self) -> int:
+        return len({**self.ranges, **self.known})
+
+
+class Lowered(NamedTuple):
+    """A Program and the tensors its const values name."""
+
+    program: Program
+    weights: dict[str, torch.Tensor]
+
+
+def overload(node: FxNode) -> OpOverload | None:
+    """The ATen overload behind a node's target, in ATen or Edge dialect."""
+    inner = getattr(node.target, "_op", None)  # an Edge op holds the ATen one, an ATen op holds a builtin
+    target = inner if isinstance(inner, OpOverload) else node.target
+    return target if isinstance(target, OpOverload) else None
+
+
+def is_size(node: FxNode) -> bool:
+    """Whether a node is a symbolic integer or truth: part of shapes, not of the computation."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, int, bool))
+
+
+def build(
+    nodes: Iterable[FxNode],
+    inputs: Sequence[FxNode],
+    outputs: Sequence[Any],
+    constants: Mapping[FxNode, torch.Tensor],
+    symbols: Mapping[str, Dim],
+) -> Lowered:
+    """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`."""
+    b = _Builder(inputs, symbols)
+    for node, data in constants.items():
+        b.constant(node, data)
+    for node in nodes:
+        b.node(node)
+    return b.finish(outputs)
+
+
+def reason(node: FxNode, symbols: Mapping[str, Dim], engine: str) -> str | None:
+    """Why this node cannot be delegated; None when it can."""
+    from . import _native
+
+    if is_size(node):
+        if overload(node) in ITEM:
+            return "reads data on the host"
+        try:
+            to_dim(node.meta["val"], symbols) if isinstance(node.meta["val"], (int, torch.SymInt)) else None
+        except KeepdimError as e:
+            return str(e)
+        return None
+    if node.target is getitem:
+        return None
+    if overload(node) not in ROWS:
+        return f"no row for {overload(node) or node.target}"
+    try:
+        b = _Builder([n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)], symbols)
+        b.node(node)
+        program = b.free([node])
+        _native.check(engine, program.to_json())
+    except (Unsupported, KeepdimError, _native.Error) as e:
+        return str(e)
+    return None
+
+
+class _Builder:
+    """Collects values and nodes; implements the Sink that rows write to."""
+
+    def __init__(self, inputs: Sequence[FxNode], symbols: Mapping[str, Dim]):
+        dim_order_rows()
+        self.symbols = symbols
+        self.specs: list[Spec] = []
+        self.places: list[Place] = []
+        self.values: list[Value] = []
+        self.nodes: list[Node] = []
+        self.weights: dict[str, torch.Tensor] = {}
+        self.ids: dict[FxNode, Any] = {}
+        self.names: set[str] = set()
+        for node in inputs:
+            self._input(node)
+
+    # -- Sink
+    def shape(self, value: int) -> Shape:
+        n = len(self.specs)
+        v = self.specs[value] if value < n else self.values[value - n]
+        return Shape(v.dtype, v.dims)
+
+    def emit(self, op: str, ins: Sequence[int], shape: Shape, /, **attrs: Any) -> int:
+        out = self._value(self._name(self.current), shape, "temp")
+        self.nodes.append(Node(op, tuple(ins), (out,), attrs))
+        return out
+
+    # -- values
+    current = ""
+
+    def _name(self, base: str) -> str:
+        name, k = base, 1
+        while name in self.names:
+            name, k = f"{base}.{k}", k + 1
+        self.names.add(name)
+        return name
+
+    def _value(self, name: str, shape: Shape, kind: str, key: str = "") -> int:
+        self.values.append(Value(name, shape.dtype, shape.dims, kind, key))
+        return len(self.specs) + len(self.values) - 1
+
+    def _dims(self, val: torch.Tensor) -> tuple[Dim, ...]:
+        return tuple(to_dim(d, self.symbols) for d in val.shape)
+
+    def _input(self, node: FxNode) -> None:
+        val, i = node.meta["val"], len(self.specs)
+        self.ids[node] = i
+        name = self._name(node.name)
+        if isinstance(val, torch.Tensor):
+            self.specs.append(Spec(name, dtype_name(val.dtype, node.name), self._dims(val)))
+            self.places += [Place("size", i, d, dim) for d, dim in enumerate(self.specs[-1].dims)]
+        else:
+            dim = to_dim(val, self.symbols)
+            self.specs.append(Spec(name, "int", (dim,)))
+            self.places.append(Place("int", i, 0, dim))
+
+    def constant(self, node: FxNode, data: torch.Tensor) -> None:
+        """A weight; one number alone becomes a `full`, which passes can fold."""
+        self.current = node.name
+        shape = Shape(dtype_name(data.dtype, node.name), tuple(Dim.const(d) for d in data.shape))
+        if data.dim() == 0:
+            with unset_fake_temporarily():
+                x = data.item()
+            self.ids[node] = self.emit("full", [], shape, value=x if isinstance(x, float) else Dim.const(int(x)))
+            return
+        self.weights[node.name] = data
+        self.ids[node] = self._value(self._name(node.name), shape, "const", node.name)
+
+    # -- nodes
+    def node(self, node: FxNode) -> None:
+        """Lower one call; symbolic integers are read from the metadata of their users."""
+        self.current = node.name
+        if is_size(node):
+            if overload(node) in ITEM:
+                raise Unsupported("reads data on the host")
+            return
+        if node.target is getitem:
+            self.ids[node] = self.ids[node.args[0]][node.args[1]]  # type: ignore[index]
+            return
+        row = ROWS.get(overload(node))  # type: ignore[arg-type]
+        if row is None:
+            raise Unsupported(f"no row for {overload(node) or node.target}")
+        val = node.meta["val"]
+        many = isinstance(val, (list, tuple))
+        out: Any = [self._out_shape(v) for v in val] if many else self._out_shape(val)
+        args = self._bind(row.target, node)
+        self.ids[node] = row.lower(self, row.name, args, out)
+        args.finish()
+
+    def _out_shape(self, val: Any) -> Shape:
+        if not isinstance(val, torch.Tensor):
+            raise Unsupported(f"a result of type {type(val).__name__} is not handled")
+        return Shape(dtype_name(val.dtype, self.current), self._dims(val))
+
+    def _bind(self, target: OpOverload, node: FxNode) -> Args:
+        bound: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
+        tensors: list[str] = []
+        for i, arg in enumerate(target._schema.arguments):
+            if arg.has_default_value():
+                defaults[arg.name] = arg.default_value
+            if "Tensor" in str(arg.type) and "List" not in str(arg.type):
+                tensors.append(arg.name)
+            if i < len(node.args):
+                bound[arg.name] = self._arg(node.args[i])
+            elif arg.name in node.kwargs:
+                bound[arg.name] = self._arg(node.kwargs[arg.name])
+        defaults = {k: Dim.const(v) if type(v) is int else v for k, v in defaults.items()}
+        return Args(bound, defaults, tensors)
+
+    def _arg(self, x: Any) -> Any:
+        """A value id for a tensor, a Dim for an integer, the thing itself for the rest."""
+        if isinstance(x, FxNode):
+            if is_size(x):
+                return to_dim(x.meta["val"], self.symbols)
+            if x not in self.ids or self.ids[x] is None:
+                raise Unsupported(f"operand {x.name} is not available")
+            return self.ids[x]
+        if isinstance(x, (list, tuple)):
+            return [self._arg(i) for i in x]
+        if isinstance(x, torch.SymInt) or type(x) is int:
+            return to_dim(x, self.symbols)
+        return x
+
+    # -- the end
+    def free(self, outputs: Sequence[Any]) -> Program:
+        """A Program in which every symbol is an integer input: to ask an engine about single nodes."""
+        used = {a for v in (*self.specs, *self.values) for d in v.dims for a in _symbols_in(d)}
+        used |= {a for n in self.nodes for v in n.attrs.values() for d in _attr_dims(v) for a in _symbols_in(d)}
+        base = len(self.specs)
+        extra = [Spec(self._name(f"symbol_{s.name}"), "int", (Dim({(s,): 1}),)) for s in sorted(used, key=str)]
+        shift = {i: i + len(extra) for i in range(base, base + len(self.values))}
+        nodes = [Node(n.op, tuple(shift.get(i, i) for i in n.ins), tuple(shift[i] for i in n.outs), n.attrs) for n in self.nodes]
+        places = [Place("int", base + k, 0, s.dims[0]) for k, s in enumerate(extra)]
+        results = self._results(outputs)
+        self.specs, self.nodes = self.specs + extra, nodes
+        return self._program([(spec, shift.get(i, i)) for spec, i in results], solve(places)[0])
+
+    def finish(self, outputs: Sequence[Any]) -> Lowered:
+        """Bind the symbols to the inputs' places, run the passes, verify."""
+        symbols, rest = solve(self.places)
+        if rest:
+            self._rename(rest)
+            symbols, rest = solve(self.places)
+        if rest:
+            p = rest[0]
+            fail("lower", f"delegate input {self.specs[p.input].name!r} dim {p.index}", f"its size {p.dim} cannot be solved")
+        program = passes.run(self._program(self._results(outputs), symbols))
+        used = {v.key for v in program.values if v.key}
+        return Lowered(verify(program), {k: w for k, w in self.weights.items() if k in used})
+
+    def _results(self, outputs: Sequence[Any]) -> list[tuple[Spec, int]]:
+        out: list[tuple[Spec, int]] = []
+        for o in outputs:
+            val = o.meta["val"] if isinstance(o, FxNode) else o
+            if isinstance(val, (list, tuple)):
+                out += [(Spec(f"{o.name}_{k}", *self.shape(i)), i) for k, i in enumerate(self.ids[o]) if i is not None]
+            elif isinstance(val, torch.Tensor):
+                out.append((Spec(o.name, *self.shape(self.ids[o])), self.ids[o]))
+            else:
+                name = o.name if isinstance(o, FxNode) else f"value_{len(out)}"
+                out.append((Spec(name, "int", (to_dim(val, self.symbols),)), NONE))
+        return out
+
+    def _program(self, results: list[tuple[Spec, int]], symbols: Sequence[Symbol]) -> Program:
+        contract = Contract(tuple(symbols), tuple(self.specs), (), tuple(spec for spec, _ in results))
+        return Program(contract, tuple(self.values), tuple(self.nodes), tuple(i for _, i in results))
+
+    def _rename(self, rest: Sequence[Place]) -> None:
+        """A size that no single symbol explains (b*s of a tensor made outside) becomes a symbol itself."""
+        for p in rest:
+            whole = Dim.symbol(f"size_{p.input}_{p.index}", *p.dim.bounds)
+
+            def swap(d: Dim, part: Dim = p.dim, whole: Dim = whole) -> Dim:
+                return _replace(d, part, whole)
+
+            self.specs = [Spec(s.name, s.dtype, tuple(map(swap, s.dims))) for s in self.specs]
+            self.values = [Value(v.name, v.dtype, tuple(map(swap, v.dims)), v.kind, v.key) for v in self.values]
+            self.nodes = [Node(n.op, n.ins, n.outs, {k: _map_attr(swap, v) for k, v in n.attrs.items()}) for n in self.nodes]
+            self.places = [Place(q.kind, q.input, q.index, swap(q.dim)) for q in self.places]
+
+
+def _map_attr(f: Any, v: Any) -> Any:
+    return f(v) if isinstance(v, Dim) else tuple(map(f, v)) if isinstance(v, tuple) else v
+
+
+def _attr_dims(v: Any) -> list[Dim]:
+    return [v] if isinstance(v, Dim) else list(v) if isinstance(v, tuple) else []
+
+
+def _symbols_in(d: Dim) -> set[Sym]:
+    out: set[Sym] = set()
+    for factors, _ in d.terms:
+        for a in factors:
+            out |= {a} if isinstance(a, Sym) else {s for x in a.args for s in _symbols_in(x)}
+    return out
+
+
+def _replace(d: Dim, part: Dim, whole: Dim) -> Dim:
+    """d with `part` written as `whole`, in every term that is a multiple of it."""
+    if d == part:
+        return whole
+    if len(part.terms) != 1 or part.terms[0][1] != 1:
+        return d
+    total = Dim.const(0)
+    for factors, c in d.terms:
+        left = list(factors)
+        for a in part.terms[0][0]:
+            if a not in left:
+                total = total + Dim({factors: c})
+                break
+            left.remove(a)
+        else:
+            total = total + Dim({tuple(left): c}) * whole
+    return total
+
+
+def constants_of(ep: Any) -> dict[FxNode, torch.Tensor]:
+    """The parameters, buffers and lifted constants of a (sub)program, by placeholder."""
+    sig = ep.graph_signature
+    targets = {**sig.inputs_to_parameters, **sig.inputs_to_buffers, **sig.inputs_to_lifted_tensor_constants}
+    out = {}
+    for n in ep.graph.nodes:
+        if n.op == "placeholder" and n.name in targets:
+            key = targets[n.name]
+            data = ep.state_dict[key] if key in ep.state_dict else ep.constants[key]
+            out[n] = data
+    return out
+
+
+def lower_program(ep: Any, known: Mapping[str, Dim]) -> Lowered:
+    """The Program of a delegate's own ExportedProgram."""
+    constants = constants_of(ep)
+    nodes = [n for n in ep.graph.nodes if n.op == "call_function"]
+    inputs = [n for n in ep.graph.nodes if n.op == "placeholder" and n not in constants]
+    env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
+    outputs = list(ep.graph.output_node().args[0])
+    try:
+        return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env)))
+    except Unsupported as e:
+        fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
+
+
+def _by_content(lowered: Lowered) -> Lowered:
+    """Weights by the hash of their bytes, so that delegates and methods of one file share equal ones."""
+    keys: dict[str, str] = {}
+    weights: dict[str, torch.Tensor] = {}
+    with unset_fake_temporarily():
+        for name, data in lowered.weights.items():
+            data = data.detach().contiguous()
+            raw = data.reshape(-1).view(torch.uint8).numpy()
+            keys[name] = hashlib.sha256(raw).hexdigest()[:32]
+            weights[keys[name]] = data
+    p = lowered.program
+    values = tuple(Value(v.name, v.dtype, v.dims, v.kind, keys.get(v.key, "")) for v in p.values)
+    return Lowered(Program(p.contract, values, p.nodes, p.results), weights)

@@ -1,0 +1,477 @@
+"""The Program: what a delegate computes, with every shape a Dim.
+
+Plain data (msgspec structs, JSON on the wire), no torch. Values are numbered: the contract's inputs first, then
+`values`. Weights are never inside: a const or state value names them by key. `verify` is the same rule book as in
+`runtime/program.cpp`. `str(program)` is a text form that `Program.from_text` reads back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import mul
+from typing import Any
+
+import msgspec
+
+from .contract import DTYPE_BYTES, VERSION, Constraint, Contract, Source, Spec, Symbol, convert, decode
+from .dims import CMPS, INT64_MAX, Dim, decide, parse, range_text
+from .errors import fail
+
+NONE = -1  # a missing optional operand
+Attr = bool | Dim | float | str | tuple[Dim, ...]
+
+
+class Value(msgspec.Struct, frozen=True):
+    """A tensor: const and state are named data, temps are made by nodes."""
+
+    name: str
+    dtype: str
+    dims: tuple[Dim, ...]
+    kind: str  # const, state, temp; inputs stand in the contract
+    key: str = ""
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One operation."""
+
+    op: str
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    attrs: dict[str, Any] = {}
+    regions: tuple[Region, ...] = ()
+
+
+class Region(msgspec.Struct, frozen=True):
+    """A body of nodes over the program's values; its results stand for the owning node's outs."""
+
+    nodes: tuple[Node, ...]
+    results: tuple[int, ...]
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A contract, and the nodes that compute its outputs from its inputs."""
+
+    contract: Contract
+    values: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    results: tuple[int, ...]  # one per output; NONE where the output is an integer
+
+    # -- reading
+    def value(self, i: int) -> Value:
+        """Value i; an input as a Value of kind 'input'."""
+        n = len(self.contract.inputs)
+        if i < n:
+            spec = self.contract.inputs[i]
+            return Value(spec.name, spec.dtype, spec.dims, "input")
+        return self.values[i - n]
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, those inside regions after their owner."""
+        return _walk(self.nodes)
+
+    # -- the wire
+    def to_json(self) -> bytes:
+        """The program as it stands in a file."""
+        table = self.contract.table()
+        contract = self.contract.to_wire(table)
+        body = msgspec.to_builtins(
+            {"values": self.values, "nodes": [_plain(n) for n in self.nodes], "results": self.results}, enc_hook=table.id
+        )
+        return msgspec.json.encode({"version": VERSION, "contract": contract, **body})
+
+    @staticmethod
+    def from_json(data: bytes | str) -> Program:
+        """Read and verify."""
+        raw = decode(data)
+        contract, dims = Contract.from_wire(raw["contract"])
+        if not all(isinstance(raw.get(k), list) for k in ("values", "nodes", "results")):
+            fail("verify", "program", "lacks values, nodes or results")
+        head = {"values": raw["values"], "results": raw["results"], "nodes": [], "contract": None}
+        body = convert(head, _Body, dims)
+        nodes = tuple(_read_node(n, dims) for n in raw["nodes"])
+        return verify(Program(contract, body.values, nodes, body.results))
+
+    # -- text
+    def __str__(self) -> str:
+        return "\n".join(_lines(self)) + "\n"
+
+    @staticmethod
+    def from_text(text: str) -> Program:
+        """Read the text form back and verify."""
+        return verify(_TextReader(text).program())
+
+
+class _Body(msgspec.Struct):
+    values: tuple[Value, ...]
+    results: tuple[int, ...]
+
+
+def _walk(nodes: Iterable[Node]) -> Iterator[Node]:
+    for n in nodes:
+        yield n
+        for r in n.regions:
+            yield from _walk(r.nodes)
+
+
+def _plain(n: Node) -> dict[str, Any]:
+    """A node for the wire: floats that JSON lacks become strings."""
+    attrs = {k: str(v) if isinstance(v, float) and (v != v or abs(v) == float("inf")) else v for k, v in n.attrs.items()}
+    regions = [{"nodes": [_plain(m) for m in r.nodes], "results": r.results} for r in n.regions]
+    return {"op": n.op, "ins": n.ins, "outs": n.outs, "attrs": attrs, "regions": regions}
+
+
+class _NodeHead(msgspec.Struct):
+    op: str
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    attrs: dict[str, bool | int | float | str | tuple[int, ...]] = {}
+    regions: list[dict[str, Any]] = []
+
+
+def _read_node(raw: Any, dims: list[Dim]) -> Node:
+    head = convert(raw, _NodeHead, dims)
+    attrs = {k: _read_attr(k, v, dims) for k, v in head.attrs.items()}
+    regions = []
+    for r in head.regions:
+        if not isinstance(r.get("nodes"), list):
+            fail("verify", f"node {head.op!r}", "has a region without nodes")
+        nodes = tuple(_read_node(n, dims) for n in r["nodes"])
+        regions.append(Region(nodes, convert({"values": [], "results": r.get("results")}, _Body, dims).results))
+    return Node(head.op, head.ins, head.outs, attrs, tuple(regions))
+
+
+def _read_attr(name: str, v: Any, dims: list[Dim]) -> Attr:
+    def dim(i: int) -> Dim:
+        if not 0 <= i < len(dims):
+            fail("verify", f"attribute {name!r}", f"names dim {i} of {len(dims)}")
+        return dims[i]
+
+    if isinstance(v, bool) or isinstance(v, float):
+        return v
+    if isinstance(v, int):
+        return dim(v)
+    if isinstance(v, str):
+        return float(v) if v in ("inf", "-inf", "nan") else v
+    return tuple(dim(i) for i in v)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the format; a Dim is the row of the contract's dims table.
+
+    >>> "Contract" in schema()["$defs"]
+    True
+    """
+    return msgspec.json.schema(Program, schema_hook=lambda t: {"type": "integer", "description": "a row of contract.dims"})
+
+
+# ---------------------------------------------------------------- verify
+def verify(p: Program) -> Program:
+    """Every rule of the format; returns the program, or raises the first sentence."""
+    c = p.contract
+    verify_contract(c)
+    names: set[str] = set()
+    for spec in c.inputs:
+        if spec.dtype == "python":
+            fail("verify", f"input {spec.name!r}", "a program takes tensors and integers only")
+        _unique(spec.name, names)
+    for v in p.values:
+        _unique(v.name, names)
+        _verify_value(v)
+    defined = set(range(len(c.inputs))) | {len(c.inputs) + i for i, v in enumerate(p.values) if v.kind != "temp"}
+    produced: set[int] = set()
+    _verify_nodes(p, p.nodes, defined, produced)
+    temps = {len(c.inputs) + i for i, v in enumerate(p.values) if v.kind == "temp"}
+    if temps - produced:
+        fail("verify", f"value {p.value(min(temps - produced)).name!r}", "is made by no node")
+    if len(p.results) != len(c.outputs):
+        fail("verify", "results", f"are {len(p.results)} for {len(c.outputs)} outputs")
+    for r, out in zip(p.results, c.outputs, strict=True):
+        _verify_result(p, r, out, defined)
+    return p
+
+
+def _unique(name: str, names: set[str]) -> None:
+    if not name or name in names:
+        fail("verify", f"value {name!r}", "needs a name of its own")
+    names.add(name)
+
+
+def verify_contract(c: Contract) -> None:
+    """The rules of a bare contract."""
+    seen: set[str] = set()
+    for s in c.symbols:
+        if s.name in seen:
+            fail("verify", f"symbol {s.name!r}", "stands twice")
+        _verify_source(c, s, seen)
+        seen.add(s.name)
+    for spec in (*c.inputs, *c.outputs):
+        _verify_dims(spec.name, spec.dtype, spec.dims)
+    for k in c.constraints:
+        if k.cmp not in CMPS:
+            fail("verify", f"constraint {k.lhs} {k.cmp} {k.rhs}", f"{k.cmp!r} is no comparison")
+
+
+def _verify_source(c: Contract, s: Symbol, earlier: set[str]) -> None:
+    src, subject = s.source, f"symbol {s.name!r}"
+    if not 0 <= src.input < len(c.inputs):
+        fail("verify", subject, f"is read from input {src.input} of {len(c.inputs)}")
+    spec = c.inputs[src.input]
+    tensor = spec.dtype not in ("int", "python")
+    if src.kind == "size":
+        fits = tensor and 0 <= src.index < len(spec.dims)
+    elif src.kind == "int":
+        fits = spec.dtype == "int"
+    elif src.kind == "item":
+        count: Any = reduce(mul, spec.dims, Dim.const(1)).bounds[0]
+        fits = spec.dtype in ("i8", "u8", "i16", "i32", "i64") and count is not None and 0 <= src.index < count
+    else:
+        fail("verify", subject, f"has a source of unknown kind {src.kind!r}")
+    if not fits:
+        fail("verify", subject, f"cannot be read as {src.kind} {src.index} of input {spec.name!r} ({spec})")
+    if late := (src.mul.symbols() | src.add.symbols()) - earlier:
+        fail("verify", subject, f"its source needs {', '.join(sorted(late))}, which is not bound before it")
+    if decide(src.mul, "ne", 0) is not True:
+        fail("verify", subject, f"its source's factor {src.mul} can be zero")
+
+
+def _verify_dims(name: str, dtype: str, dims: tuple[Dim, ...]) -> None:
+    if dtype not in DTYPE_BYTES:
+        fail("verify", f"value {name!r}", f"has unknown dtype {dtype!r}")
+    if dtype == "int":
+        if len(dims) != 1:
+            fail("verify", f"value {name!r}", f"is an integer and takes one dim, its value, not {len(dims)}")
+        return
+    total: int | None = DTYPE_BYTES[dtype]
+    for d in dims:
+        lo, hi = d.bounds
+        if lo is None or lo < 0:
+            fail("verify", f"value {name!r}", f"its size {d} can be negative ({range_text(lo, hi)})")
+        total = None if total is None or hi is None else total * hi
+    if total is not None and total > INT64_MAX:
+        fail("verify", f"value {name!r}", "its bytes overflow int64 at the upper bound")
+
+
+def _verify_value(v: Value) -> None:
+    if v.kind not in ("const", "state", "temp"):
+        fail("verify", f"value {v.name!r}", f"has unknown kind {v.kind!r}")
+    if v.dtype in ("int", "python"):
+        fail("verify", f"value {v.name!r}", f"is a tensor and cannot have dtype {v.dtype!r}")
+    _verify_dims(v.name, v.dtype, v.dims)
+    if (v.kind == "temp") == bool(v.key):
+        fail("verify", f"value {v.name!r}", "a temp has no key" if v.key else f"a {v.kind} needs a key")
+    if v.kind != "temp" and any(d.value is None for d in v.dims):
+        fail("verify", f"value {v.name!r}", f"a {v.kind} has constant dims")
+
+
+def _verify_nodes(p: Program, nodes: Iterable[Node], defined: set[int], produced: set[int]) -> None:
+    total = len(p.contract.inputs) + len(p.values)
+    for n in nodes:
+        if not n.op:
+            fail("verify", "node", "has no op")
+        for i in n.ins:
+            if i != NONE and i not in defined:
+                fact = f"operand {i} is not defined before it" if 0 <= i < total else f"operand {i} is no value"
+                fail("verify", f"node {n.op!r}", fact)
+        for r in n.regions:
+            inner = set(defined)
+            _verify_nodes(p, r.nodes, inner, produced)
+            for i in r.results:
+                if i not in inner:
+                    fail("verify", f"node {n.op!r}", f"region result {i} is not defined")
+        for i in n.outs:
+            if not len(p.contract.inputs) <= i < total or p.value(i).kind != "temp":
+                fail("verify", f"node {n.op!r}", f"makes value {i}, which is no temp")
+            if i in produced:
+                fail("verify", f"node {n.op!r}", f"makes {p.value(i).name!r} a second time")
+            produced.add(i)
+            defined.add(i)
+
+
+def _verify_result(p: Program, r: int, out: Spec, defined: set[int]) -> None:
+    if (out.dtype == "int") != (r == NONE):
+        fail("verify", f"output {out.name!r}", f"has dtype {out.dtype} and result {r}")
+    if r == NONE:
+        return
+    if r not in defined:
+        fail("verify", f"output {out.name!r}", f"its value {r} is not defined")
+    v = p.value(r)
+    if (v.dtype, v.dims) != (out.dtype, out.dims):
+        have = Spec(v.name, v.dtype, v.dims)
+        fail("verify", f"output {out.name!r}", f"is promised as {out}, but its value is {have}")
+
+
+# ---------------------------------------------------------------- text
+def _shape(dtype: str, dims: Iterable[Dim]) -> str:
+    return f"{dtype}[{', '.join(map(str, dims))}]"
+
+
+def _attr_text(v: Attr) -> str:
+    if isinstance(v, bool):
+        return "true" if v else "false"
+    if isinstance(v, tuple):
+        return f"[{', '.join(map(str, v))}]"
+    return json.dumps(v) if isinstance(v, str) else repr(v) if isinstance(v, float) else str(v)
+
+
+def _lines(p: Program) -> Iterator[str]:
+    yield f"keepdim program {VERSION}"
+    c = p.contract
+    for s in c.symbols:
+        src = s.source
+        place = f"{c.inputs[src.input].name}.{src.kind}({src.index})"
+        yield f"symbol {s.name}: {range_text(s.lo, s.hi)} from {place} = ({src.mul}) * {s.name} + ({src.add})"
+    yield from (f"input {spec.name}: {_shape(spec.dtype, spec.dims)}" for spec in c.inputs)
+    yield from (f"require {k}  # {k.sentence}" for k in c.constraints)
+    for v in p.values:
+        if v.kind != "temp":
+            yield f"{v.kind} {v.name}: {_shape(v.dtype, v.dims)} @ {v.key}"
+    yield from _node_lines(p, p.nodes, "")
+    for r, out in zip(p.results, c.outputs, strict=True):
+        yield f"output {out.name}: {_shape(out.dtype, out.dims)}" + ("" if r == NONE else f" = {p.value(r).name}")
+
+
+def _node_lines(p: Program, nodes: Iterable[Node], pad: str) -> Iterator[str]:
+    for n in nodes:
+        outs = "; ".join(f"{v.name}: {_shape(v.dtype, v.dims)}" for v in map(p.value, n.outs))
+        ins = ", ".join("none" if i == NONE else p.value(i).name for i in n.ins)
+        attrs = "; ".join(f"{k}={_attr_text(v)}" for k, v in sorted(n.attrs.items()))
+        yield f"{pad}{outs} = {n.op}({ins})" + (f" {{{attrs}}}" if attrs else "")
+        for r in n.regions:
+            yield f"{pad}  region"
+            yield from _node_lines(p, r.nodes, pad + "    ")
+            yield f"{pad}  yield {', '.join(p.value(i).name for i in r.results)}"
+
+
+class _TextReader:
+    """A line at a time, top to bottom, as `_lines` writes them."""
+
+    def __init__(self, text: str):
+        self.lines = [line for line in text.splitlines() if line.strip()]
+        self.at = 0
+        self.symbols: list[Symbol] = []
+        self.dims: dict[str, Dim] = {}
+        self.inputs: list[Spec] = []
+        self.values: list[Value] = []
+        self.ids: dict[str, int] = {}
+
+    def _bad(self, line: str) -> Any:
+        fail("text", f"line {self.at}", f"cannot be read: {line.strip()!r}")
+
+    def _match(self, pattern: str, line: str) -> tuple[str, ...]:
+        m = re.fullmatch(pattern, line.strip())
+        return m.groups(default="") if m else self._bad(line)
+
+    def _take(self, start: str) -> str | None:
+        if self.at < len(self.lines) and self.lines[self.at].strip().startswith(start):
+            self.at += 1
+            return self.lines[self.at - 1]
+        return None
+
+    def _shape(self, text: str) -> tuple[str, tuple[Dim, ...]]:
+        dtype, dims = self._match(r"(\w+)\[(.*)\]", text)
+        return dtype, tuple(parse(d, self.dims) for d in _split(dims, ","))
+
+    def _dim(self, text: str) -> Dim:
+        return parse(text, self.dims)
+
+    def program(self) -> Program:
+        (version,) = self._match(r"keepdim program (\d+)", self._take("keepdim") or "")
+        if int(version) != VERSION:
+            fail("text", "program", f"format version {version} is not {VERSION}")
+        raw_symbols = []
+        while (line := self._take("symbol ")) is not None:
+            s = self._match(r"symbol (\w+): (-?\d*)\.\.(-?\d*) from (\S+)\.(\w+)\((\d+)\) = \((.*)\) \* \w+ \+ \((.*)\)", line)
+            name, lo, hi = s[0], int(s[1]) if s[1] else None, int(s[2]) if s[2] else None
+            self.dims[name] = Dim.symbol(name, lo, hi)
+            raw_symbols.append((name, lo, hi, s[3:]))
+        while (line := self._take("input ")) is not None:
+            name, shape = self._match(r"input (\S+): (.*)", line)
+            self.ids[name] = len(self.inputs)
+            self.inputs.append(Spec(name, *self._shape(shape)))
+        for name, lo, hi, (place, kind, index, m, a) in raw_symbols:
+            if place not in self.ids:
+                fail("text", f"symbol {name!r}", f"is read from unknown input {place!r}")
+            source = Source(kind, self.ids[place], int(index), self._dim(m), self._dim(a))
+            self.symbols.append(Symbol(name, lo, hi, source))
+        constraints = []
+        while (line := self._take("require ")) is not None:
+            lhs, sign, rhs, why = self._match(r"require (.*?) (==|!=|<=|>=|<|>) (.*?)  # (.*)", line.rstrip("\n") + ("" if "  # " in line else "  # "))
+            cmp = next(k for k, (text, _) in CMPS.items() if text == sign)
+            constraints.append(Constraint(self._dim(lhs), cmp, self._dim(rhs), why))
+        while (line := self._take("const ") or self._take("state ")) is not None:
+            kind, name, shape, key = self._match(r"(const|state) (\S+): (.*) @ (\S+)", line)
+            self._value(Value(name, *self._shape(shape), kind, key))
+        nodes = self._nodes()
+        outputs, results = self._outputs()
+        contract = Contract(tuple(self.symbols), tuple(self.inputs), tuple(constraints), tuple(outputs))
+        return Program(contract, tuple(self.values), nodes, tuple(results))
+
+    def _value(self, v: Value) -> int:
+        self.ids[v.name] = len(self.inputs) + len(self.values)
+        self.values.append(v)
+        return self.ids[v.name]
+
+    def _id(self, name: str) -> int:
+        if name == "none":
+            return NONE
+        return self.ids[name] if name in self.ids else self._bad(name)
+
+    def _nodes(self) -> tuple[Node, ...]:
+        nodes = []
+        while self.at < len(self.lines):
+            line = self.lines[self.at].strip()
+            if line.startswith(("output ", "yield", "region")):
+                break
+            self.at += 1
+            outs, op, ins, attrs = self._match(r"(.*?) ?= (\w+)\((.*?)\)(?: \{(.*)\})?", line)
+            operands = tuple(self._id(i) for i in _split(ins, ","))
+            regions = []
+            while self._take("region") is not None:
+                body = self._nodes()
+                (names,) = self._match(r"yield ?(.*)", self._take("yield") or "")
+                regions.append(Region(body, tuple(self._id(i) for i in _split(names, ","))))
+            made = []
+            for out in _split(outs, ";"):
+                name, shape = self._match(r"(\S+): (.*)", out)
+                made.append(self._value(Value(name, *self._shape(shape), "temp")))
+            pairs = dict(a.split("=", 1) for a in _split(attrs, ";"))
+            nodes.append(Node(op, operands, tuple(made), {k: self._attr(v) for k, v in pairs.items()}, tuple(regions)))
+        return tuple(nodes)
+
+    def _attr(self, text: str) -> Attr:
+        if text in ("true", "false"):
+            return text == "true"
+        if text.startswith('"'):
+            return json.loads(text)
+        if text.startswith("["):
+            return tuple(self._dim(t) for t in _split(text[1:-1], ","))
+        if re.fullmatch(r"-?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|inf|nan)", text):
+            return float(text)
+        return self._dim(text)
+
+    def _outputs(self) -> tuple[list[Spec], list[int]]:
+        outputs, results = [], []
+        while (line := self._take("output ")) is not None:
+            name, shape, source = self._match(r"output (\S+): (\w+\[.*?\])(?: = (\S+))?", line)
+            outputs.append(Spec(name, *self._shape(shape)))
+            results.append(self._id(source) if source else NONE)
+        if self.at != len(self.lines):
+            self._bad(self.lines[self.at])
+        return outputs, results
+
+
+def _split(text: str, sep: str) -> list[str]:
+    """Split at separators that stand in no bracket and no quotes."""
+    parts, depth, quoted, part = [], 0, False, ""
+    for i, ch in enumerate(text):
+        quoted ^= ch == '"' and text[i - 1 : i] != "\\"
+        depth += (ch in "([{") - (ch in ")]}") if not quoted else 0
+        if ch == sep and depth == 0 and not quoted:
+            parts.append(part.strip())
+            part = ""
+        else:
+            part += ch
+    return [*parts, part.strip()] if part.strip() else parts
