@@ -1,0 +1,276 @@
+// The ExecuTorch adapter: EValues in, EValues out, no exception past this file.
+// One backend class serves every engine; each registered engine becomes one ExecuTorch backend.
+#include "backend.h"
+
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/error.h>
+#include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
+#include <executorch/runtime/core/exec_aten/util/tensor_util.h>
+#include <executorch/runtime/platform/log.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "cpu.h"
+#include "ggml/ggml_engine.h"
+#include "plan.h"
+
+namespace keepdim {
+
+namespace {
+
+namespace et = executorch::runtime;
+using executorch::aten::ScalarType;
+using executorch::aten::SizesType;
+using executorch::aten::Tensor;
+
+et::Error to_executorch(Code code) {
+  switch (code) {
+    case Code::invalid_program: return et::Error::InvalidProgram;
+    case Code::invalid_argument: return et::Error::InvalidArgument;
+    case Code::not_supported: return et::Error::NotSupported;
+    case Code::out_of_memory: return et::Error::MemoryAllocationFailed;
+    case Code::internal: return et::Error::Internal;
+  }
+  return et::Error::Internal;
+}
+
+et::Error report(Code code, const char* sentence) noexcept {
+  set_last_error(sentence);
+  ET_LOG(Error, "%s", sentence);
+  return to_executorch(code);
+}
+
+// Runs `body`; whatever it throws becomes the sentence and its code.
+template <typename Body>
+et::Error guarded(const Body& body) noexcept {
+  try {
+    body();
+    return et::Error::Ok;
+  } catch (const Error& e) {
+    return report(e.code, e.what());
+  } catch (const std::bad_alloc&) {
+    return report(Code::out_of_memory, "[run] delegate: the system has no memory left.");
+  } catch (const std::exception& e) {
+    return report(Code::internal, e.what());
+  } catch (...) {
+    return report(Code::internal, "[run] delegate: an unknown exception.");
+  }
+}
+
+bool to_dtype(ScalarType type, DType* out) {
+  switch (type) {
+    case ScalarType::Float: *out = DType::f32; return true;
+    case ScalarType::Half: *out = DType::f16; return true;
+    case ScalarType::BFloat16: *out = DType::bf16; return true;
+    case ScalarType::Double: *out = DType::f64; return true;
+    case ScalarType::Char: *out = DType::i8; return true;
+    case ScalarType::Byte: *out = DType::u8; return true;
+    case ScalarType::Short: *out = DType::i16; return true;
+    case ScalarType::Int: *out = DType::i32; return true;
+    case ScalarType::Long: *out = DType::i64; return true;
+    case ScalarType::Bool: *out = DType::boolean; return true;
+    default: return false;
+  }
+}
+
+// Whether the elements lie in memory in the order of the dims; dims of size 1 do not matter.
+bool is_contiguous(const Tensor& t) {
+  int64_t stride = 1;
+  for (ssize_t d = t.dim() - 1; d >= 0; --d) {
+    if (t.size(d) == 0) return true;
+    if (t.size(d) != 1 && t.strides()[d] != stride) return false;
+    stride *= t.size(d);
+  }
+  return true;
+}
+
+void copy_contiguous(const Tensor& t, std::vector<char>& out) {
+  const size_t width = t.element_size(), rank = static_cast<size_t>(t.dim());
+  const char* from = static_cast<const char*>(t.const_data_ptr());
+  out.resize(t.nbytes());
+  std::vector<int64_t> at(rank, 0);
+  for (size_t i = 0; i < out.size(); i += width) {
+    int64_t offset = 0;
+    for (size_t d = 0; d < rank; ++d) offset += at[d] * t.strides()[d];
+    std::memcpy(out.data() + i, from + offset * static_cast<int64_t>(width), width);
+    for (size_t d = rank; d-- > 0 && ++at[d] == t.size(d);) at[d] = 0;
+  }
+}
+
+struct Handle {
+  std::map<std::string, et::FreeableBuffer> weights;  // first: the delegate points into them
+  std::unique_ptr<Delegate> delegate;
+  std::mutex mutex;  // over what follows
+  std::vector<Argument> args;
+  std::vector<std::vector<int64_t>> sizes;
+  std::vector<std::vector<char>> scratch;  // inputs of another dim order, made contiguous
+};
+
+std::string name_of(const char* what, size_t i, const Spec& spec) {
+  return std::string(what) + " " + std::to_string(i) + " '" + spec.name + "'";
+}
+
+void read_input(Handle& h, size_t i, const et::EValue& value) {
+  const Spec& spec = h.delegate->program().contract.inputs[i];
+  const auto refuse = [&](const std::string& got) {
+    fail(Code::invalid_argument, "[bind] " + name_of("input", i, spec) + ": expected dtype " + dtype_name(spec.dtype) + ", got " + got + ".");
+  };
+  Argument& arg = h.args[i];
+  arg = Argument{DType::integer};
+  if (value.isInt()) {
+    arg.value = value.toInt();
+    return;
+  }
+  if (!value.isTensor()) refuse(value.isBool() ? "a bool" : value.isDouble() ? "a double" : value.isNone() ? "none" : "another kind of value");
+  const Tensor& t = value.toTensor();
+  if (!to_dtype(t.scalar_type(), &arg.dtype)) refuse(et::toString(t.scalar_type()));
+  std::vector<int64_t>& sizes = h.sizes[i];
+  sizes.assign(t.sizes().begin(), t.sizes().end());
+  arg.rank = sizes.size();
+  arg.sizes = sizes.data();
+  arg.data = t.const_data_ptr();
+  if (!is_contiguous(t)) {
+    copy_contiguous(t, h.scratch[i]);
+    arg.data = h.scratch[i].data();
+  }
+}
+
+class EValueOutputs final : public Outputs {
+ public:
+  EValueOutputs(const Contract& contract, et::Span<et::EValue*> args) : contract_(contract), args_(args) {}
+
+  void* resize(size_t i, const int64_t* sizes, size_t rank) override {
+    const Spec& spec = contract_.outputs[i];
+    et::EValue& value = *args_[contract_.inputs.size() + i];
+    if (!value.isTensor()) refuse(i, "ExecuTorch has no tensor for it.");
+    Tensor& t = value.toTensor();
+    DType dtype;
+    if (!to_dtype(t.scalar_type(), &dtype) || dtype != spec.dtype) {
+      refuse(i, std::string("expected dtype ") + dtype_name(spec.dtype) + ", ExecuTorch has " + et::toString(t.scalar_type()) + ".");
+    }
+    std::vector<SizesType> narrow;
+    std::string text;
+    for (size_t d = 0; d < rank; ++d) {
+      if (sizes[d] > INT32_MAX) refuse(i, "its dim " + std::to_string(d) + " = " + std::to_string(sizes[d]) + " does not fit int32.");
+      narrow.push_back(static_cast<SizesType>(sizes[d]));
+      text += (d > 0 ? ", " : "") + std::to_string(sizes[d]);
+    }
+    const et::Error status = et::resize_tensor(t, {narrow.data(), narrow.size()});
+    if (status != et::Error::Ok) {
+      refuse(i, "ExecuTorch cannot resize it to [" + text + "] (" + et::to_string(status) + "). Lower with larger upper bounds.");
+    }
+    if (!is_contiguous(t)) refuse(i, "only the default dim order is supported.");
+    if (t.nbytes() > 0 && !t.mutable_data_ptr()) refuse(i, "ExecuTorch gave it no memory.");
+    return t.mutable_data_ptr();
+  }
+
+  void set_integer(size_t i, int64_t value) override { *args_[contract_.inputs.size() + i] = et::EValue(value); }
+
+ private:
+  [[noreturn]] void refuse(size_t i, const std::string& fact) {
+    fail(Code::invalid_argument, "[run] " + name_of("output", i, contract_.outputs[i]) + ": " + fact);
+  }
+
+  const Contract& contract_;
+  et::Span<et::EValue*> args_;
+};
+
+class EngineBackend final : public et::BackendInterface {
+ public:
+  explicit EngineBackend(const EngineInfo& info) : info_(info) {}
+
+  bool is_available() const override { return true; }
+
+  et::Result<et::DelegateHandle*> init(et::BackendInitContext& context, et::FreeableBuffer* processed,
+                                       et::ArrayRef<et::CompileSpec>) const override {
+    std::unique_ptr<Handle> h;
+    const et::Error status = guarded([&] {
+      h = std::make_unique<Handle>();
+      const et::NamedDataMap* data = context.get_named_data_map();
+      const std::string_view json(static_cast<const char*>(processed->data()), processed->size());
+      h->delegate = std::make_unique<Delegate>(info_, json, [&](const std::string& key) { return weight(*h, data, key); });
+      processed->Free();
+      const Contract& contract = h->delegate->program().contract;
+      h->args.resize(contract.inputs.size());
+      h->sizes.resize(contract.inputs.size());
+      h->scratch.resize(contract.inputs.size());
+    });
+    if (status != et::Error::Ok) return status;
+    return static_cast<et::DelegateHandle*>(h.release());
+  }
+
+  et::Error execute(et::BackendExecutionContext&, et::DelegateHandle* handle, et::Span<et::EValue*> args) const override {
+    return guarded([&] {
+      Handle& h = *static_cast<Handle*>(handle);
+      std::lock_guard<std::mutex> lock(h.mutex);
+      const Contract& contract = h.delegate->program().contract;
+      const size_t expected = contract.inputs.size() + contract.outputs.size();
+      if (args.size() != expected) {
+        fail(Code::internal, "[run] call: expected " + std::to_string(expected) + " inputs and outputs, got " +
+                                 std::to_string(args.size()) + ".");
+      }
+      for (size_t i = 0; i < contract.inputs.size(); ++i) read_input(h, i, *args[i]);
+      EValueOutputs outputs(contract, args);
+      h.delegate->run(h.args.data(), h.args.size(), outputs);
+    });
+  }
+
+  void destroy(et::DelegateHandle* handle) const override { delete static_cast<Handle*>(handle); }
+
+ private:
+  // The bytes of a key, mapped once and kept as long as the handle.
+  static Bytes weight(Handle& h, const et::NamedDataMap* data, const std::string& key) {
+    auto it = h.weights.find(key);
+    if (it == h.weights.end()) {
+      if (!data) fail(Code::invalid_program, "[load] weight '" + key + "': the file has no named data. Lower the model again.");
+      et::Result<et::FreeableBuffer> found = data->get_data(key);
+      if (!found.ok()) {
+        fail(Code::invalid_program, "[load] weight '" + key + "': not found in the file (" + et::to_string(found.error()) +
+                                        "). Lower the model again.");
+      }
+      it = h.weights.emplace(key, std::move(found.get())).first;
+    }
+    const et::Result<const void*> bytes = it->second.data_safe();
+    if (!bytes.ok()) fail(Code::not_supported, "[load] weight '" + key + "': its memory is not on this processor.");
+    return {bytes.get(), it->second.size()};
+  }
+
+  const EngineInfo& info_;
+};
+
+struct Status {
+  std::mutex mutex;
+  std::vector<std::pair<std::string, uint32_t>> rows;
+};
+
+Status& status() {
+  static Status* const s = new Status;
+  return *s;
+}
+
+void add_backend(const EngineInfo& info) {
+  // Never freed: ExecuTorch keeps the pointer for the life of the process.
+  const et::Error answer = et::register_backend({info.backend_id, new EngineBackend(info)});
+  Status& s = status();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  s.rows.emplace_back(info.backend_id, static_cast<uint32_t>(answer));
+}
+
+// At library load. A CPU that lacks what the engine is built for gets no engine, instead of an illegal instruction.
+const et::Error registered = guarded([] {
+  if (cpu_problem().empty()) register_ggml_engine();
+  on_engine(add_backend);
+});
+
+}  // namespace
+
+std::vector<std::pair<std::string, uint32_t>> backend_status() {
+  Status& s = status();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  return s.rows;
+}
+
+}  // namespace keepdim

@@ -1,0 +1,72 @@
+// What an engine is. The core knows engines only through this header and the registry below;
+// an engine adds itself with one `register_engine` call, from this library or from another one.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "program.h"
+
+namespace keepdim {
+
+// A weight's bytes, alive as long as the engine that asked for them.
+struct Bytes {
+  const void* data = nullptr;
+  size_t size = 0;
+};
+using Weights = std::function<Bytes(const std::string& key)>;  // throws when the key is missing
+
+// Process-wide settings; every field may be changed at any time and is read at the next use.
+struct Options {
+  int threads;            // 0: as many as the process may run on
+  int64_t memory_limit;   // bytes one plan may need in all; 0: three quarters of the machine's memory
+  int64_t plan_limit;     // bytes of built plans kept per delegate
+};
+KEEPDIM_API Options options();
+KEEPDIM_API void set_options(const Options& options);
+
+struct Call {
+  const int64_t* sizes;        // every dim's value
+  const void* const* inputs;   // one per contract input; nullptr for integers
+  void* const* outputs;        // one per contract output; nullptr for integers
+};
+
+// A built engine graph for one set of sizes. Only its engine's `run` uses it.
+class Plan {
+ public:
+  virtual ~Plan() = default;
+  virtual size_t bytes() const = 0;  // what the plan itself keeps, for the cache's limit
+};
+
+// One per delegate: holds weights, state and the arena that all its plans share.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  // Building reads sizes and attributes, never tensor data. `memory_limit` is enforced before allocating.
+  virtual std::unique_ptr<Plan> build(const int64_t* sizes, size_t memory_limit) = 0;
+  virtual void run(Plan& plan, const Call& call) = 0;
+  virtual size_t arena_bytes() const = 0;
+};
+
+struct EngineInfo {
+  const char* name;        // "ggml"
+  const char* backend_id;  // "KeepdimGgml", as it stands in files
+  // Refuses a program at load: unknown op, wrong arity, dtype or attribute.
+  void (*check)(const Program& program);
+  // Whether a row reads this attribute as data at run time; such a dim is no part of the plan's key.
+  bool (*is_data)(const std::string& op, const std::string& attr);
+  std::unique_ptr<Engine> (*create)(const Program& program, const Weights& weights);
+  std::vector<std::string> (*ops)();  // names of all rows, for tests and docs
+};
+
+KEEPDIM_API void register_engine(const EngineInfo& info);       // a second one of the same name is an error
+KEEPDIM_API const EngineInfo& find_engine(std::string_view name);  // throws when there is none
+KEEPDIM_API std::vector<std::string> engine_names();
+// Calls `hook` for every engine, those already registered and those still to come.
+KEEPDIM_API void on_engine(void (*hook)(const EngineInfo& info));
+
+}  // namespace keepdim

@@ -1,0 +1,527 @@
+// Build: from rows to a ggml graph with every byte placed. Owns no memory that a plan points to.
+#include "build.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+namespace keepdim::ggml {
+namespace {
+
+constexpr int64_t kAlign = 64;
+constexpr size_t kChunk = 16 * 1024;       // of a pool
+constexpr double kWorkPerThread = 50'000;  // multiply-adds that pay for one more thread
+constexpr double kWorkPerStep = 5'000;     // and, a step, for its barrier
+
+int64_t align(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+std::string text_of_bytes(int64_t bytes) {
+  static const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  while (value >= 1024 && unit < 6) value /= 1024, ++unit;
+  char text[32];
+  std::snprintf(text, sizeof(text), unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+  return text;
+}
+
+}  // namespace
+
+// ---- tensors and loops ------------------------------------------------------------------------------------------
+
+int64_t Tensor::count() const {
+  int64_t n = 1;
+  for (int d = 0; d < rank; ++d) n *= dims[d];
+  return n;
+}
+
+bool Tensor::contiguous() const {
+  int64_t stride = width();
+  for (int d = rank - 1; d >= 0; --d) {
+    if (dims[d] != 1 && strides[d] != stride) return false;
+    stride *= dims[d];
+  }
+  return true;
+}
+
+void Tensor::pack() {
+  int64_t stride = width();
+  for (int d = rank - 1; d >= 0; --d) {
+    strides[d] = stride;
+    stride *= dims[d];
+  }
+}
+
+void Loop::push(int64_t size, int64_t result, int64_t first, int64_t second) {
+  dims[rank] = size;
+  strides[0][rank] = result;
+  strides[1][rank] = first;
+  strides[2][rank] = second;
+  ++rank;
+}
+
+void Loop::merge() {
+  int kept = 0;
+  for (int d = 0; d < rank; ++d) {
+    if (dims[d] == 1) continue;
+    bool joins = kept > 0;
+    for (int o = 0; o < kMaxOperands && joins; ++o) joins = strides[o][kept - 1] == strides[o][d] * dims[d];
+    if (!joins) ++kept;
+    dims[kept - 1] = joins ? dims[kept - 1] * dims[d] : dims[d];
+    for (int o = 0; o < kMaxOperands; ++o) strides[o][kept - 1] = strides[o][d];
+  }
+  rank = kept;
+  if (rank == 0) push(1, 0);
+}
+
+int64_t Loop::count() const {
+  int64_t n = 1;
+  for (int d = 0; d < rank; ++d) n *= dims[d];
+  return n;
+}
+
+bool fits(const Tensor& x, const Tensor& out) {
+  if (x.rank > out.rank) return false;
+  for (int d = 0; d < x.rank; ++d) {
+    const int64_t size = x.dims[x.rank - 1 - d];
+    if (size != 1 && size != out.dims[out.rank - 1 - d]) return false;
+  }
+  return true;
+}
+
+bool same_dims(const Tensor& a, const Tensor& b) {
+  return a.rank == b.rank && std::equal(a.dims, a.dims + a.rank, b.dims);
+}
+
+std::string dims_text(const Tensor& t) {
+  std::string text = "[";
+  for (int d = 0; d < t.rank; ++d) text += (d ? ", " : "") + std::to_string(t.dims[d]);
+  return text + "]";
+}
+
+Loop broadcast(const Tensor& out, std::initializer_list<const Tensor*> ins) {
+  Loop loop;
+  for (int d = 0; d < out.rank; ++d) {
+    int64_t strides[kMaxOperands - 1] = {};
+    int o = 0;
+    for (const Tensor* x : ins) {
+      const int own = d - (out.rank - x->rank);
+      strides[o++] = own >= 0 && x->dims[own] != 1 ? x->strides[own] : 0;
+    }
+    loop.push(out.dims[d], out.strides[d], strides[0], strides[1]);
+  }
+  loop.merge();
+  return loop;
+}
+
+// ---- plan -------------------------------------------------------------------------------------------------------
+
+void* Pool::take(size_t bytes) {
+  bytes = (bytes + 15) / 16 * 16;
+  if (bytes > left_) {
+    const size_t chunk = std::max(bytes, kChunk);
+    chunks_.emplace_back(new char[chunk]);
+    next_ = chunks_.back().get();
+    left_ = chunk;
+    bytes_ += chunk;
+  }
+  void* taken = next_;
+  next_ += bytes;
+  left_ -= bytes;
+  return taken;
+}
+
+size_t GgmlPlan::bytes() const {
+  const size_t places = in_arena.capacity() + in_inputs.capacity() + in_outputs.capacity();
+  return sizeof(*this) + block_bytes + pool.bytes() + places * sizeof(Place) + data.capacity() * sizeof(Data);
+}
+
+// ---- the node under construction ----------------------------------------------------------------------------------
+
+Build::Build(const Program& program, const std::vector<const void*>& constants)
+    : program_(program), constants_(constants), symbol_dims_(program.contract.symbols.size(), UINT32_MAX) {
+  const DimTable& dims = program.contract.dims;
+  for (DimId id = 0; id < dims.size(); ++id)
+    if (dims.node(id).op == DimOp::symbol) symbol_dims_[dims.node(id).value] = id;
+}
+
+const Attr* Build::attr(const char* name) const {
+  size_t i = 0;
+  for (const AttrRule& rule : node_->row->rule.attrs) {
+    if (std::strcmp(rule.name, name) == 0) return node_->attrs[i];
+    ++i;
+  }
+  return nullptr;
+}
+
+std::vector<int64_t> Build::sizes(const char* name) const {
+  std::vector<int64_t> list;
+  for (DimId id : std::get<std::vector<DimId>>(*attr(name))) list.push_back(sizes_[id]);
+  return list;
+}
+
+double Build::number(const char* name) const {
+  const Attr& value = *attr(name);
+  if (const auto* id = std::get_if<DimId>(&value)) return static_cast<double>(sizes_[*id]);
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag;
+  if (const auto* real = std::get_if<double>(&value)) return *real;
+  const std::string& text = std::get<std::string>(value);  // the rule lets through only these
+  return text == "inf" ? HUGE_VAL : text == "-inf" ? -HUGE_VAL : std::nan("");
+}
+
+Scalar Build::scalar(const char* name) {
+  Scalar result;
+  const auto* id = std::get_if<DimId>(attr(name));
+  if (!id) {
+    result.real = number(name);
+    return result;
+  }
+  result.is_whole = true;
+  result.whole = sizes_[*id];
+  bool data = false;
+  for (const AttrRule& rule : node_->row->rule.attrs) data |= rule.data && std::strcmp(rule.name, name) == 0;
+  if (data && !program_.contract.dims.is_constant(*id)) {
+    auto* where = static_cast<int64_t*>(plan_->pool.take(sizeof(int64_t)));
+    plan_->data.push_back({*id, where});
+    result.data = where;
+  }
+  return result;
+}
+
+void Build::refuse(const std::string& fact) const {
+  fail(Code::invalid_program, "[build] " + node_->node->op + " '" + name() + "': " + fact);
+}
+
+// ---- buffers and steps --------------------------------------------------------------------------------------------
+
+int64_t Build::checked_bytes(const Tensor& t) const {
+  int64_t bytes = t.width();
+  for (int d = 0; d < t.rank; ++d)
+    if (t.dims[d] == 0) return 0;
+  for (int d = 0; d < t.rank; ++d)
+    if (__builtin_mul_overflow(bytes, t.dims[d], &bytes)) over_limit(INT64_MAX);
+  if (bytes > INT64_MAX - kAlign) over_limit(bytes);
+  return bytes;
+}
+
+Tensor Build::shape_of(int32_t value) const {
+  const Value& v = program_.values[value];
+  Tensor t;
+  t.dtype = v.dtype;
+  t.rank = static_cast<int>(v.dims.size());
+  for (int d = 0; d < t.rank; ++d) t.dims[d] = sizes_[v.dims[d]];
+  checked_bytes(t);
+  t.pack();
+  return t;
+}
+
+int32_t Build::add_buffer(Buffer::Kind kind, int32_t index, int64_t bytes) {
+  Buffer buffer;
+  buffer.kind = kind;
+  buffer.index = index;
+  buffer.bytes = bytes;
+  buffers_.push_back(buffer);
+  return static_cast<int32_t>(buffers_.size()) - 1;
+}
+
+void Build::allocate(Tensor& out) {
+  const int64_t bytes = checked_bytes(out);
+  if (bytes > limit_) over_limit(bytes);
+  out.buffer = bytes ? add_buffer(Buffer::Kind::arena, -1, bytes) : -1;
+  out.offset = 0;
+}
+
+ggml_context* Build::context() {
+  constexpr size_t room = 4;  // what one step may take
+  if (tensors_left_ < room) {
+    // The first block is as large as the last plan was in all.
+    const size_t count = std::max<size_t>(plan_->contexts.empty() ? tensors_used_ + room : 64, 16);
+    const size_t bytes = count * ggml_tensor_overhead();
+    plan_->blocks.emplace_back(new char[bytes]);
+    plan_->block_bytes += bytes;
+    plan_->contexts.emplace_back(ggml_init({bytes, plan_->blocks.back().get(), true}));
+    if (plan_->contexts.size() == 1) tensors_used_ = 0;
+    tensors_left_ = count;
+  }
+  return plan_->contexts.back().get();
+}
+
+void Build::refer(void** where, const Tensor& t) {
+  if (t.buffer >= 0) references_.push_back({where, t.buffer, t.offset});
+}
+
+void Build::add_step(ggml_tensor* node, const Tensor& out, std::initializer_list<const Tensor*> ins, uint8_t inplace) {
+  const auto index = static_cast<int32_t>(steps_.size());
+  Step step{node, out.buffer, {-1, -1, -1}, inplace};
+  buffers_[out.buffer].last = index;
+  int i = 0;
+  for (const Tensor* x : ins) {
+    step.ins[i++] = x->buffer;
+    if (x->buffer >= 0) buffers_[x->buffer].last = index;
+  }
+  node->flags |= GGML_TENSOR_FLAG_COMPUTE;
+  steps_.push_back(step);
+}
+
+void Build::step(Kernel kernel, Job* job, const Tensor& out, std::initializer_list<const Tensor*> ins, double cost,
+                 bool elementwise) {
+  if (!kernel) fail(Code::internal, "[build] " + node_->node->op + " '" + name() + "': no kernel for its dtype.");
+  // The node stands only for the call; shapes and pointers are in the job.
+  ggml_tensor* node = ggml_custom_4d(context(), GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, kernel, GGML_N_TASKS_MAX, job);
+  --tensors_left_;
+  ++tensors_used_;
+  refer(&job->data[0], out);
+  int i = 0;
+  uint8_t inplace = 0;
+  for (const Tensor* x : ins) {
+    const bool same = elementwise && x->offset == 0 && x->width() == out.width() && same_dims(*x, out) && x->contiguous();
+    inplace |= static_cast<uint8_t>(same << i);
+    refer(&job->data[++i], *x);
+  }
+  work_ += cost;
+  add_step(node, out, ins, inplace);
+}
+
+Tensor Build::map(Kernel kernel, Tensor out, std::initializer_list<const Tensor*> ins, const MapJob& scalars,
+                  double cost) {
+  allocate(out);
+  if (out.buffer < 0) return out;
+  auto* job = make<MapJob>();
+  *job = scalars;
+  job->loop = broadcast(out, ins);
+  step(kernel, job, out, ins, cost * static_cast<double>(out.count()), true);
+  return out;
+}
+
+void Build::copy_into(Tensor out, const Tensor& x) {
+  if (out.buffer < 0) return;
+  auto* job = make<MapJob>();
+  job->loop = broadcast(out, {&x});
+  step(copy_kernel(dtype_bytes(x.dtype)), job, out, {&x}, 2.0 * static_cast<double>(out.count()));
+}
+
+Tensor Build::contiguous(const Tensor& x) {
+  if (x.contiguous()) return x;
+  Tensor out = x;
+  out.pack();
+  allocate(out);
+  copy_into(out, x);
+  return out;
+}
+
+Tensor Build::fill(Tensor out, Scalar start, Scalar stride) {
+  allocate(out);
+  if (out.buffer < 0) return out;
+  auto* job = make<FillJob>();
+  job->scalar[0] = start;
+  job->scalar[1] = stride;
+  job->loop = broadcast(out, {});
+  step(fill_kernel(out.dtype), job, out, {}, static_cast<double>(out.count()));
+  return out;
+}
+
+Tensor Build::mul_mat(Tensor out, const Tensor& weight, const Tensor& rows, int64_t m, const Loop& batch) {
+  const int64_t k = weight.dims[weight.rank - 1], n = weight.dims[weight.rank - 2];
+  // ggml counts a row in 32 bits.
+  if (k > INT32_MAX || n > INT32_MAX) refuse("a product over rows of " + std::to_string(k) + " is too large.");
+  allocate(out);
+  ggml_context* ctx = context();
+  const int64_t inner = batch.rank > 0 ? batch.dims[batch.rank - 1] : 1, outer = batch.rank > 1 ? batch.dims[0] : 1;
+  const int64_t inner_step = batch.rank > 0 ? batch.strides[2][batch.rank - 1] : 0;
+  const int64_t outer_step = batch.rank > 1 ? batch.strides[2][0] : 0;
+  const int64_t row_step = n > 1 ? weight.strides[weight.rank - 2] : k * 4;
+  ggml_tensor* w = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, k, n, inner_step ? inner : 1, outer_step ? outer : 1);
+  w->nb[1] = static_cast<size_t>(row_step);
+  w->nb[2] = static_cast<size_t>(inner_step ? inner_step : row_step * n);
+  w->nb[3] = static_cast<size_t>(outer_step ? outer_step : row_step * n);
+  ggml_tensor* x = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, k, m, inner, outer);
+  ggml_tensor* y = ::ggml_mul_mat(ctx, w, x);
+  tensors_left_ -= 3;
+  tensors_used_ += 3;
+  refer(&w->data, weight);
+  refer(&x->data, rows);
+  refer(&y->data, out);
+  work_ += static_cast<double>(out.count()) * static_cast<double>(k);
+  add_step(y, out, {&weight, &rows}, 0);
+  return out;
+}
+
+// ---- the whole plan -----------------------------------------------------------------------------------------------
+
+void Build::over_limit(int64_t bytes) const {
+  std::string where;
+  for (size_t i = 0; i < symbol_dims_.size(); ++i)
+    if (symbol_dims_[i] != UINT32_MAX)
+      where += (where.empty() ? " at " : ", ") + program_.contract.symbols[i].name + " = " +
+               std::to_string(sizes_[symbol_dims_[i]]);
+  const std::string amount = bytes == INT64_MAX ? "more bytes than 64 bits count" : text_of_bytes(bytes);
+  fail(Code::out_of_memory, "[plan] ggml: needs " + amount + where + ", over the limit of " + text_of_bytes(limit_) +
+                                ". Call it with smaller sizes or raise the memory_limit option.");
+}
+
+void Build::start(const int64_t* sizes, size_t limit) {
+  sizes_ = sizes;
+  limit_ = static_cast<int64_t>(std::min<size_t>(limit, INT64_MAX));
+  plan_ = std::make_unique<GgmlPlan>();
+  values_.assign(program_.values.size(), Tensor());
+  buffers_.clear();
+  steps_.clear();
+  references_.clear();
+  tensors_left_ = 0;
+  work_ = 0;
+  for (size_t i = 0; i < program_.values.size(); ++i) {
+    const Value& value = program_.values[i];
+    if (value.kind == Value::Kind::temp || dtype_bytes(value.dtype) == 0) continue;
+    Tensor t = shape_of(static_cast<int32_t>(i));
+    const int64_t bytes = checked_bytes(t);
+    const auto kind = value.kind == Value::Kind::input ? Buffer::Kind::input : Buffer::Kind::constant;
+    if (bytes) t.buffer = add_buffer(kind, static_cast<int32_t>(i), bytes);
+    values_[i] = t;
+  }
+}
+
+void Build::add_node(const Resolved& node) {
+  node_ = &node;
+  const int32_t id = node.node->outs[0];
+  out_ = shape_of(id);
+  Tensor result = node.row->build(*this);
+  if (result.dtype != out_.dtype || !same_dims(result, out_))
+    fail(Code::internal, "[build] " + node.node->op + " '" + name() + "': built " + dims_text(result) + " " +
+                             dtype_name(result.dtype) + ", the program says " + dims_text(out_) + " " +
+                             dtype_name(out_.dtype) + ".");
+  values_[id] = result;
+}
+
+// A result is computed where the caller wants it, unless it is (a part of) something else or already given away.
+void Build::add_result(size_t output) {
+  const int32_t id = program_.results[output];
+  if (id == kNone) return;
+  const Tensor& t = values_[id];
+  if (t.buffer < 0) return;
+  Buffer& buffer = buffers_[t.buffer];
+  const auto index = static_cast<int32_t>(output);
+  if (buffer.kind == Buffer::Kind::arena && t.offset == 0 && t.contiguous() && checked_bytes(t) == buffer.bytes) {
+    buffer.kind = Buffer::Kind::output;
+    buffer.index = index;
+    return;
+  }
+  Tensor out = t;
+  out.pack();
+  out.offset = 0;
+  out.buffer = add_buffer(Buffer::Kind::output, index, checked_bytes(t));
+  copy_into(out, t);
+}
+
+// Whether the step's result can take the place of an operand that nothing reads later.
+bool Build::reuse_operand(int32_t index) {
+  const Step& step = steps_[index];
+  for (int i = 0; i < kMaxOperands; ++i) {
+    if (!(step.inplace >> i & 1) || step.ins[i] < 0) continue;
+    Buffer& operand = buffers_[step.ins[i]];
+    if (operand.kind != Buffer::Kind::arena || operand.last != index || operand.bytes != buffers_[step.out].bytes) continue;
+    bool other_view = false;
+    for (int j = 0; j < kMaxOperands; ++j) other_view |= step.ins[j] == step.ins[i] && !(step.inplace >> j & 1);
+    if (other_view) continue;
+    buffers_[step.out].offset = operand.offset;
+    operand.last = -1;  // handed over: not freed after this step
+    return true;
+  }
+  return false;
+}
+
+// Best fit into the gaps between living buffers, in the order of the steps.
+void Build::place_buffers() {
+  gaps_.clear();
+  int64_t top = 0;
+  const auto release = [&](int64_t offset, int64_t bytes) {
+    auto after = std::lower_bound(gaps_.begin(), gaps_.end(), offset, [](const Gap& g, int64_t o) { return g.offset < o; });
+    if (after != gaps_.begin() && std::prev(after)->offset + std::prev(after)->bytes == offset) {
+      --after;
+      after->bytes += bytes;
+    } else {
+      after = gaps_.insert(after, {offset, bytes});
+    }
+    const auto next = std::next(after);
+    if (next != gaps_.end() && after->offset + after->bytes == next->offset) {
+      after->bytes += next->bytes;
+      gaps_.erase(next);
+    }
+    if (after->offset + after->bytes == top) top = after->offset, gaps_.erase(after);
+  };
+  for (int32_t i = 0; i < static_cast<int32_t>(steps_.size()); ++i) {
+    Buffer& out = buffers_[steps_[i].out];
+    if (out.kind == Buffer::Kind::arena && !out.placed) {
+      out.placed = true;
+      if (!reuse_operand(i)) {
+        const int64_t bytes = align(out.bytes);
+        auto best = gaps_.end();
+        for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap)
+          if (gap->bytes >= bytes && (best == gaps_.end() || gap->bytes < best->bytes)) best = gap;
+        if (best != gaps_.end()) {
+          out.offset = best->offset;
+          best->offset += bytes;
+          best->bytes -= bytes;
+          if (best->bytes == 0) gaps_.erase(best);
+        } else {
+          out.offset = top;
+          if (__builtin_add_overflow(top, bytes, &top)) over_limit(INT64_MAX);
+        }
+        plan_->arena_bytes = std::max(plan_->arena_bytes, top);
+      }
+    }
+    const Step& step = steps_[i];
+    for (int32_t b : {step.ins[0], step.ins[1], step.ins[2], step.out}) {
+      if (b < 0 || buffers_[b].kind != Buffer::Kind::arena || buffers_[b].last != i) continue;
+      buffers_[b].last = -1;
+      release(buffers_[b].offset, align(buffers_[b].bytes));
+    }
+  }
+}
+
+void Build::finish() {
+  place_buffers();
+  for (const Reference& r : references_) {
+    const Buffer& buffer = buffers_[r.buffer];
+    const Place place{r.where, r.offset + buffer.offset, buffer.index};
+    switch (buffer.kind) {
+      case Buffer::Kind::arena: plan_->in_arena.push_back(place); break;
+      case Buffer::Kind::input: plan_->in_inputs.push_back(place); break;
+      case Buffer::Kind::output: plan_->in_outputs.push_back(place); break;
+      case Buffer::Kind::constant:
+        *r.where = static_cast<char*>(const_cast<void*>(constants_[buffer.index])) + r.offset;
+        break;
+    }
+  }
+  const size_t count = std::max<size_t>(steps_.size(), 1);
+  const size_t bytes = ggml_graph_overhead_custom(count, false);
+  plan_->blocks.emplace_back(new char[bytes]);
+  plan_->block_bytes += bytes;
+  plan_->contexts.emplace_back(ggml_init({bytes, plan_->blocks.back().get(), true}));
+  plan_->graph = ggml_new_graph_custom(plan_->contexts.back().get(), count, false);
+  for (const Step& step : steps_) ggml_graph_add_node(plan_->graph, step.node);
+
+  const double threads = work_ < kWorkPerStep * static_cast<double>(count) ? 1 : work_ / kWorkPerThread;
+  plan_->threads = static_cast<int>(std::clamp(threads, 1.0, 512.0));
+  plan_->compute = ggml_graph_plan(plan_->graph, std::min(plan_->threads, thread_limit()), nullptr);
+  int64_t total = plan_->arena_bytes;
+  const int64_t own = static_cast<int64_t>(plan_->bytes() + plan_->compute.work_size);
+  if (__builtin_add_overflow(total, own, &total)) over_limit(INT64_MAX);
+  if (total > limit_) over_limit(total);
+}
+
+std::unique_ptr<GgmlPlan> Build::build(const std::vector<Resolved>& nodes, const int64_t* sizes, size_t limit) {
+  const Guard guard;
+  try {
+    start(sizes, limit);
+    for (const Resolved& node : nodes) add_node(node);
+    for (size_t i = 0; i < program_.results.size(); ++i) add_result(i);
+    finish();
+  } catch (...) {
+    plan_.reset();
+    throw;
+  }
+  return std::move(plan_);
+}
+
+}  // namespace keepdim::ggml

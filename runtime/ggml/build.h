@@ -1,0 +1,322 @@
+// The ggml engine's own header: strided tensors, kernels and the `Build` that the rows of ops.cpp write to.
+// Dims are in torch's order everywhere; the reversal to ggml's `ne` happens in Build::mul_mat alone.
+#pragma once
+#include <ggml-cpu.h>
+#include <ggml.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "../engine.h"
+
+namespace keepdim::ggml {
+
+constexpr int kMaxRank = 8;
+constexpr int kMaxOperands = 3;  // of one kernel, the result included; norms take one more
+
+// A strided view of one buffer. Permute, slice, select and expand are views of any rank, without a copy.
+struct Tensor {
+  DType dtype = DType::f32;
+  int rank = 0;
+  int32_t buffer = -1;  // -1: no elements, no bytes
+  int64_t offset = 0;   // in bytes
+  int64_t dims[kMaxRank] = {};
+  int64_t strides[kMaxRank] = {};  // in bytes; 0 repeats
+
+  int64_t count() const;
+  bool contiguous() const;
+  int64_t width() const { return static_cast<int64_t>(dtype_bytes(dtype)); }
+  void pack();  // strides of a contiguous tensor
+};
+
+// A nest of loops, outermost first, with adjacent dims merged where every operand allows it.
+struct Loop {
+  int rank = 0;
+  int64_t dims[kMaxRank];
+  int64_t strides[kMaxOperands][kMaxRank];  // of the result, then of the operands; in bytes
+
+  void push(int64_t size, int64_t result, int64_t first = 0, int64_t second = 0);
+  void merge();  // leaves at least one dim
+  int64_t count() const;
+};
+
+// Truncates; what no int64 holds becomes the lowest, as the hardware does.
+inline int64_t truncate(double x) {
+  const bool held = x >= -9223372036854775808.0 && x < 9223372036854775808.0;
+  return held ? static_cast<int64_t>(x) : INT64_MIN;
+}
+
+// A number that a kernel reads when it runs: baked, or a dim's value of that call.
+struct Scalar {
+  const int64_t* data = nullptr;
+  double real = 0;
+  int64_t whole = 0;
+  bool is_whole = false;
+
+  template <class T>
+  T as() const {
+    if (data) return static_cast<T>(*data);
+    if (is_whole) return static_cast<T>(whole);
+    return std::is_integral_v<T> ? static_cast<T>(truncate(real)) : static_cast<T>(real);
+  }
+};
+
+// The first wrong index of a run; kernels cannot throw across ggml's threads.
+struct RunError {
+  std::mutex mutex;
+  const struct GatherJob* job = nullptr;
+  int64_t position = 0, index = 0;
+};
+
+// What a kernel gets. `data` is patched before a run; the rest is fixed by the build.
+struct Job {
+  void* data[kMaxOperands + 1] = {};  // result, operands
+  Loop loop;
+};
+struct MapJob : Job {
+  Scalar scalar[2];  // the second operand when there is none; or the bounds of clamp
+  bool has[2] = {false, false};
+};
+struct FillJob : MapJob {};  // scalar[0] + i * scalar[1]
+struct ReduceJob : Job {     // `loop` is over what is kept
+  Loop inner;                // over what is reduced
+  int64_t count = 0;
+};
+struct RowJob : Job {  // softmax and norms: `loop` is over the rows
+  int64_t size = 0;    // of a row
+  int64_t strides[2] = {};
+  double eps = 0;
+};
+struct GatherJob : Job {
+  int64_t count = 0, row_bytes = 0, limit = 0;
+  bool wide = false;  // 64-bit indices
+  const std::string* name = nullptr;
+  RunError* error = nullptr;
+};
+struct ProductJob : Job {  // [m, k] @ [k, n] with n contiguous; `loop` is over the batch
+  int64_t m = 0, n = 0, k = 0;
+  int64_t row = 0, inner = 0;  // byte strides of the first operand's m and k
+  int64_t step = 0;            // byte stride of the second operand's k
+};
+
+using Kernel = ggml_custom_op_t;
+
+enum class Fn : uint8_t {
+  neg, abs, sqrt, rsqrt, exp, log, sin, cos, tanh, sigmoid, silu, relu, gelu, gelu_tanh, square, cube, reciprocal,
+  add, sub, mul, div, pow, maximum, minimum,
+  sum, mean, amax, amin,
+};
+
+// custom.cpp; each gives nullptr for a dtype it does not have.
+Kernel map_kernel(Fn fn, DType dtype);     // MapJob, one operand or two
+Kernel clamp_kernel(DType dtype);          // MapJob
+Kernel cast_kernel(DType from, DType to);  // MapJob
+Kernel copy_kernel(size_t width);          // MapJob
+Kernel fill_kernel(DType dtype);           // FillJob; the result is contiguous
+Kernel reduce_kernel(Fn fn, DType dtype);  // ReduceJob
+Kernel softmax_kernel();                   // RowJob, f32
+Kernel layer_norm_kernel();                // RowJob, f32; rows of x are contiguous
+Kernel rms_norm_kernel();                  // RowJob, f32
+Kernel gather_kernel();                    // GatherJob, rows of any dtype
+Kernel product_kernel();                   // ProductJob, f32
+double fn_cost(Fn fn);                     // of one element, in multiply-adds
+
+// Memory for jobs and for ggml's tensors, freed with the plan.
+class Pool {
+ public:
+  void* take(size_t bytes);
+  template <class T>
+  T* make() {
+    static_assert(std::is_trivially_destructible_v<T>);
+    return new (take(sizeof(T))) T();
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::unique_ptr<char[]>> chunks_;
+  char* next_ = nullptr;
+  size_t left_ = 0, bytes_ = 0;
+};
+
+struct FreeContext {
+  void operator()(ggml_context* ctx) const { ggml_free(ctx); }
+};
+using Context = std::unique_ptr<ggml_context, FreeContext>;
+
+struct Place {  // a pointer of the plan, and where it points to
+  void** where;
+  int64_t offset;
+  int32_t index;  // of the input or output
+};
+
+struct GgmlPlan final : Plan {
+  std::vector<std::unique_ptr<char[]>> blocks;  // under the contexts
+  std::vector<Context> contexts;
+  Pool pool;
+  ggml_cgraph* graph = nullptr;
+  ggml_cplan compute = {};
+  int threads = 1;  // worth using
+  int64_t arena_bytes = 0;
+  const char* arena = nullptr;  // that the pointers are patched for
+  std::vector<Place> in_arena, in_inputs, in_outputs;
+  struct Data {
+    DimId dim;
+    int64_t* where;
+  };
+  std::vector<Data> data;
+  RunError error;
+  size_t block_bytes = 0;
+
+  size_t bytes() const override;
+};
+
+enum class AttrKind : uint8_t { size, sizes, number, text };
+
+struct AttrRule {
+  const char* name;
+  AttrKind kind;
+  bool required;
+  bool data = false;  // a dim is read when the plan runs, and is no part of its key
+};
+
+// How the dtypes of operands and result belong together.
+enum class Types : uint8_t { same, any, gather };
+using TypeMask = uint16_t;
+
+struct Rule {
+  int min_ins, max_ins;  // max -1: any number
+  uint8_t optional;      // bit i: operand i may be missing
+  Types types;
+  TypeMask allowed;
+  std::initializer_list<AttrRule> attrs;
+};
+
+class Build;
+struct Row {
+  const char* name;
+  Rule rule;
+  Tensor (*build)(Build& b);
+};
+
+const Row* find_row(const std::string& op);  // ops.cpp; nullptr when there is none
+std::vector<std::string> row_names();
+void check(const Program& program);
+bool is_data(const std::string& op, const std::string& attr);
+
+// A node with its row and its attributes in the order of the row's rule; made once when a program is loaded.
+struct Resolved {
+  const Row* row;
+  const Node* node;
+  const Attr* attrs[4];
+};
+std::vector<Resolved> resolve(const Program& program);
+
+// One plan under construction. Rows read operands and attributes, check their shapes, and add kernels.
+class Build {
+ public:
+  Build(const Program& program, const std::vector<const void*>& constants);
+
+  std::unique_ptr<GgmlPlan> build(const std::vector<Resolved>& nodes, const int64_t* sizes, size_t limit);
+
+  // For rows: the node under construction.
+  size_t ins() const { return node_->node->ins.size(); }
+  bool has(size_t i) const { return i < ins() && node_->node->ins[i] != kNone; }
+  const Tensor& in(size_t i) const { return values_[node_->node->ins[i]]; }
+  const Tensor& out() const { return out_; }  // contiguous, no buffer yet
+  const std::string& name() const { return program_.values[node_->node->outs[0]].name; }
+  const Attr* attr(const char* name) const;  // nullptr when it is missing
+  int64_t size(const char* name) const { return sizes_[std::get<DimId>(*attr(name))]; }
+  std::vector<int64_t> sizes(const char* name) const;
+  double number(const char* name) const;
+  Scalar scalar(const char* name);
+  [[noreturn]] void refuse(const std::string& fact) const;
+
+  // New results. Each is empty, and adds nothing, when it has no elements.
+  Tensor contiguous(const Tensor& x);  // x itself when it is
+  Tensor fill(Tensor out, Scalar start, Scalar step);
+  Tensor map(Kernel kernel, Tensor out, std::initializer_list<const Tensor*> ins, const MapJob& scalars, double cost);
+  void copy_into(Tensor out, const Tensor& x);  // `out` has a buffer
+  void allocate(Tensor& out);                   // gives it a buffer of its own
+  // out[b, i, j] = sum over k of rows[b, i, k] * weight[b, j, k]; out and rows are contiguous.
+  Tensor mul_mat(Tensor out, const Tensor& weight, const Tensor& rows, int64_t m, const Loop& batch);
+  // The general step: `kernel` writes `out` from `ins`. `job` is from `make`.
+  template <class T>
+  T* make() { return plan_->pool.make<T>(); }
+  void step(Kernel kernel, Job* job, const Tensor& out, std::initializer_list<const Tensor*> ins, double cost,
+            bool elementwise = false);
+  RunError* error() { return &plan_->error; }
+
+ private:
+  struct Buffer {
+    enum class Kind : uint8_t { arena, input, output, constant } kind;
+    bool placed = false;
+    int32_t index = -1;  // of the input, output or value
+    int32_t last = -1;   // the last step that touches it
+    int64_t bytes = 0, offset = 0;
+  };
+  struct Step {
+    ggml_tensor* node;
+    int32_t out;
+    int32_t ins[kMaxOperands];
+    uint8_t inplace;  // bit i: the result may be written over operand i
+  };
+  struct Reference {
+    void** where;
+    int32_t buffer;
+    int64_t offset;
+  };
+
+  Tensor shape_of(int32_t value) const;
+  int32_t add_buffer(Buffer::Kind kind, int32_t index, int64_t bytes);
+  int64_t checked_bytes(const Tensor& t) const;
+  ggml_context* context();
+  void refer(void** where, const Tensor& t);
+  void add_step(ggml_tensor* node, const Tensor& out, std::initializer_list<const Tensor*> ins, uint8_t inplace);
+  void start(const int64_t* sizes, size_t limit);
+  void add_node(const Resolved& node);
+  void add_result(size_t output);
+  void place_buffers();
+  bool reuse_operand(int32_t step);
+  void finish();
+  [[noreturn]] void over_limit(int64_t bytes) const;
+
+  const Program& program_;
+  const std::vector<const void*>& constants_;
+  std::vector<DimId> symbol_dims_;  // for errors
+  const int64_t* sizes_ = nullptr;
+  int64_t limit_ = 0;
+  std::unique_ptr<GgmlPlan> plan_;
+  const Resolved* node_ = nullptr;
+  Tensor out_;
+  std::vector<Tensor> values_;
+  std::vector<Buffer> buffers_;
+  std::vector<Step> steps_;
+  std::vector<Reference> references_;
+  struct Gap {
+    int64_t offset, bytes;
+  };
+  std::vector<Gap> gaps_;
+  size_t tensors_left_ = 0, tensors_used_ = 0;
+  double work_ = 0;
+};
+
+bool fits(const Tensor& x, const Tensor& out);  // right-aligned, every size equal or 1
+bool same_dims(const Tensor& a, const Tensor& b);
+std::string dims_text(const Tensor& t);  // "[3, 48]"
+Loop broadcast(const Tensor& out, std::initializer_list<const Tensor*> ins);
+int thread_limit();  // from the options
+
+// Turns an abort of ggml into an Error while it lives, on this thread.
+class Guard {
+ public:
+  Guard();
+  ~Guard();
+};
+
+}  // namespace keepdim::ggml

@@ -1,0 +1,165 @@
+// The ggml engine: weights, one arena and one work buffer for all plans of a delegate, and the run itself.
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "build.h"
+#include "ggml_engine.h"
+
+namespace keepdim {
+namespace ggml {
+namespace {
+
+constexpr size_t kAlign = 64;
+
+thread_local int guarded = 0;
+ggml_abort_callback_t previous_callback = nullptr;
+
+// The second net: rows check before they call ggml, so nothing should come here.
+void on_abort(const char* message) {
+  if (guarded) throw Error(Code::internal, std::string("[build] ggml: ") + message);
+  if (previous_callback) previous_callback(message);
+  std::fprintf(stderr, "%s\n", message);  // ggml ends the process when this returns
+}
+
+// Aligned bytes that only grow; what they held is lost when they do.
+class Memory {
+ public:
+  ~Memory() { std::free(data_); }
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  char* reserve(size_t bytes) {
+    if (bytes <= bytes_) return data_;
+    std::free(data_);
+    bytes_ = 0;
+    const size_t rounded = (bytes + kAlign - 1) / kAlign * kAlign;
+    data_ = static_cast<char*>(std::aligned_alloc(kAlign, rounded));
+    if (!data_) fail(Code::out_of_memory, "[run] ggml: " + std::to_string(rounded) + " bytes could not be allocated.");
+    bytes_ = rounded;
+    return data_;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class GgmlEngine final : public Engine {
+ public:
+  GgmlEngine(const Program& program, const Weights& weights)
+      : program_(program), nodes_(resolve(program)), constants_(load(weights)), build_(program_, constants_) {}
+
+  std::unique_ptr<Plan> build(const int64_t* sizes, size_t memory_limit) override {
+    return build_.build(nodes_, sizes, memory_limit);
+  }
+
+  void run(Plan& any, const Call& call) override {
+    auto& plan = static_cast<GgmlPlan&>(any);
+    for (const auto& data : plan.data) *data.where = call.sizes[data.dim];
+    patch(plan, call);
+    compute(plan);
+    if (const GatherJob* job = plan.error.job) {
+      plan.error.job = nullptr;
+      fail(Code::invalid_argument, "[run] embedding '" + *job->name + "': index " + std::to_string(plan.error.index) +
+                                       " is out of range 0.." + std::to_string(job->limit - 1) + ".");
+    }
+  }
+
+  size_t arena_bytes() const override { return arena_.bytes() + work_.bytes(); }
+
+ private:
+  std::vector<const void*> load(const Weights& weights);
+  void patch(GgmlPlan& plan, const Call& call);
+  void compute(GgmlPlan& plan);
+
+  const Program& program_;
+  const std::vector<Resolved> nodes_;
+  const std::vector<const void*> constants_;  // by value id
+  Build build_;
+  Memory arena_, work_;
+};
+
+std::vector<const void*> GgmlEngine::load(const Weights& weights) {
+  std::vector<const void*> constants(program_.values.size(), nullptr);
+  for (size_t i = 0; i < program_.values.size(); ++i) {
+    const Value& value = program_.values[i];
+    if (value.kind != Value::Kind::constant && value.kind != Value::Kind::state) continue;
+    constants[i] = weights(value.key).data;  // aligned for its dtype by the core
+  }
+  return constants;
+}
+
+void GgmlEngine::patch(GgmlPlan& plan, const Call& call) {
+  char* arena = arena_.reserve(static_cast<size_t>(plan.arena_bytes));
+  if (plan.arena != arena) {
+    for (const Place& p : plan.in_arena) *p.where = arena + p.offset;
+    plan.arena = arena;
+  }
+  for (const Place& p : plan.in_inputs) {
+    auto* data = static_cast<char*>(const_cast<void*>(call.inputs[p.index]));
+    const Value& value = program_.values[p.index];
+    if (!data || reinterpret_cast<uintptr_t>(data) % dtype_bytes(value.dtype))
+      fail(Code::invalid_argument, "[run] input " + std::to_string(p.index) + " '" + value.name +
+                                       "': its data is missing or not aligned to " + dtype_name(value.dtype) + ".");
+    *p.where = data + p.offset;
+  }
+  for (const Place& p : plan.in_outputs) {
+    auto* data = static_cast<char*>(call.outputs[p.index]);
+    const Spec& spec = program_.contract.outputs[p.index];
+    if (!data || reinterpret_cast<uintptr_t>(data) % dtype_bytes(spec.dtype))
+      fail(Code::invalid_argument, "[run] output " + std::to_string(p.index) + " '" + spec.name +
+                                       "': its data is missing or not aligned to " + dtype_name(spec.dtype) + ".");
+    *p.where = data + p.offset;
+  }
+}
+
+void GgmlEngine::compute(GgmlPlan& plan) {
+  const int threads = std::min(plan.threads, thread_limit());
+  if (threads != plan.compute.n_threads) plan.compute = ggml_graph_plan(plan.graph, threads, nullptr);
+  plan.compute.work_data = reinterpret_cast<uint8_t*>(work_.reserve(plan.compute.work_size));
+  if (ggml_graph_compute(plan.graph, &plan.compute) != GGML_STATUS_SUCCESS)
+    fail(Code::internal, "[run] ggml: the graph was not computed.");
+}
+
+}  // namespace
+
+int thread_limit() {
+  const int wanted = options().threads;
+  if (wanted > 0) return std::min(wanted, 512);
+  static const int available = [] {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+  }();
+  return available;
+}
+
+Guard::Guard() { ++guarded; }
+Guard::~Guard() { --guarded; }
+
+}  // namespace ggml
+
+const EngineInfo& ggml_engine() {
+  static const EngineInfo info{
+      "ggml",
+      "KeepdimGgml",
+      ggml::check,
+      ggml::is_data,
+      [](const Program& program, const Weights& weights) -> std::unique_ptr<Engine> {
+        return std::make_unique<ggml::GgmlEngine>(program, weights);
+      },
+      ggml::row_names,
+  };
+  return info;
+}
+
+void register_ggml_engine() {
+  register_engine(ggml_engine());
+  ggml::previous_callback = ggml_set_abort_callback(ggml::on_abort);
+}
+
+}  // namespace keepdim

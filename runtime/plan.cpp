@@ -1,0 +1,307 @@
+#include "plan.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+
+namespace keepdim {
+
+namespace {
+
+constexpr int64_t kDefaultPlanLimit = int64_t{64} << 20;
+
+// ---- process-wide tables; made at first use, so that static registration order makes no difference
+
+struct Registry {
+  std::mutex mutex;
+  std::deque<EngineInfo> engines;  // a deque: references stay valid
+  std::vector<void (*)(const EngineInfo&)> hooks;
+};
+
+Registry& registry() {
+  static Registry* const r = new Registry;  // never destroyed: delegates may outlive static destruction
+  return *r;
+}
+
+struct Live {
+  std::mutex mutex;
+  std::map<uint64_t, const Delegate*> delegates;
+  uint64_t next = 1;
+};
+
+Live& live() {
+  static Live* const l = new Live;
+  return *l;
+}
+
+struct Settings {
+  std::mutex mutex;
+  Options options{0, 0, kDefaultPlanLimit};
+};
+
+Settings& settings() {
+  static Settings* const s = new Settings;
+  return *s;
+}
+
+size_t memory_limit() {
+  const int64_t limit = options().memory_limit;
+  if (limit > 0) return static_cast<size_t>(limit);
+  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
+  if (pages <= 0 || page <= 0) return SIZE_MAX;
+  return static_cast<size_t>(pages) / 4 * 3 * static_cast<size_t>(page);
+}
+
+std::string shape_text(const Program& program, const Value& value) {
+  std::string out = "[";
+  for (size_t d = 0; d < value.dims.size(); ++d) out += (d > 0 ? ", " : "") + program.contract.text(value.dims[d]);
+  return out + "]";
+}
+
+// A weight's element count times its dtype's bytes; verify has bounded it.
+size_t weight_size(const Program& program, const Value& value) {
+  size_t bytes = dtype_bytes(value.dtype);
+  for (DimId id : value.dims) bytes *= static_cast<size_t>(program.contract.dims.node(id).value);
+  return bytes;
+}
+
+}  // namespace
+
+Options options() {
+  Settings& s = settings();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  return s.options;
+}
+
+void set_options(const Options& options) {
+  if (options.threads < 0 || options.memory_limit < 0 || options.plan_limit < 0) {
+    fail(Code::invalid_argument, "[options] threads, memory_limit, plan_limit: a value is negative.");
+  }
+  Settings& s = settings();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  s.options = options;
+}
+
+void register_engine(const EngineInfo& info) {
+  Registry& r = registry();
+  std::vector<void (*)(const EngineInfo&)> hooks;
+  const EngineInfo* kept = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(r.mutex);
+    for (const EngineInfo& e : r.engines) {
+      if (std::string_view(e.name) == info.name) {
+        fail(Code::internal, std::string("[load] engine '") + info.name + "': it is registered already.");
+      }
+    }
+    r.engines.push_back(info);
+    kept = &r.engines.back();
+    hooks = r.hooks;
+  }
+  for (auto* hook : hooks) hook(*kept);
+}
+
+void on_engine(void (*hook)(const EngineInfo& info)) {
+  Registry& r = registry();
+  std::vector<const EngineInfo*> known;
+  {
+    std::lock_guard<std::mutex> lock(r.mutex);
+    r.hooks.push_back(hook);
+    for (const EngineInfo& e : r.engines) known.push_back(&e);
+  }
+  for (const EngineInfo* e : known) hook(*e);
+}
+
+const EngineInfo& find_engine(std::string_view name) {
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  std::string names;
+  for (const EngineInfo& e : r.engines) {
+    if (name == e.name) return e;
+    names += (names.empty() ? "" : ", ") + std::string(e.name);
+  }
+  fail(Code::not_supported, "[load] engine '" + std::string(name) + "': there is none of that name (known: " +
+                                (names.empty() ? "none" : names) + ").");
+}
+
+std::vector<std::string> engine_names() {
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  std::vector<std::string> names;
+  for (const EngineInfo& e : r.engines) names.push_back(e.name);
+  return names;
+}
+
+// ---- PlanCache
+
+size_t PlanCache::Hash::operator()(const Key& key) const {
+  uint64_t h = 0x9e3779b97f4a7c15u ^ key.size();
+  for (int64_t v : key) {
+    h ^= static_cast<uint64_t>(v) + 0x9e3779b97f4a7c15u + (h << 6) + (h >> 2);
+    h *= 0xff51afd7ed558ccdu;
+  }
+  return static_cast<size_t>(h ^ (h >> 32));
+}
+
+Plan* PlanCache::find(const Key& key) {
+  const auto it = index_.find(key);
+  if (it == index_.end()) return nullptr;
+  plans_.splice(plans_.begin(), plans_, it->second);
+  return plans_.front().plan.get();
+}
+
+size_t PlanCache::insert(const Key& key, std::unique_ptr<Plan> plan, size_t limit) {
+  const size_t bytes = plan->bytes();
+  plans_.push_front({key, std::move(plan), bytes});
+  index_[key] = plans_.begin();
+  bytes_ += bytes;
+  size_t evicted = 0;
+  for (; bytes_ > limit && plans_.size() > 1; ++evicted) {
+    bytes_ -= plans_.back().bytes;
+    index_.erase(plans_.back().key);
+    plans_.pop_back();
+  }
+  return evicted;
+}
+
+void PlanCache::clear() {
+  index_.clear();
+  plans_.clear();
+  bytes_ = 0;
+}
+
+// ---- Delegate
+
+Delegate::Delegate(const EngineInfo& engine, std::string_view json, const Weights& weights)
+    : info_(engine), program_(Program::parse(json)) {
+  info_.check(program_);
+  counters_.engine = info_.name;
+  for (const Value& value : program_.values) {
+    if (value.dtype != DType::integer) key_dims_.insert(key_dims_.end(), value.dims.begin(), value.dims.end());
+  }
+  collect_key(program_.nodes);
+  std::sort(key_dims_.begin(), key_dims_.end());
+  key_dims_.erase(std::unique(key_dims_.begin(), key_dims_.end()), key_dims_.end());
+  const DimTable& dims = program_.contract.dims;
+  const auto constant = [&](DimId id) { return dims.is_constant(id); };
+  key_dims_.erase(std::remove_if(key_dims_.begin(), key_dims_.end(), constant), key_dims_.end());
+  engine_ = info_.create(program_, checked(weights));
+
+  Live& l = live();
+  std::lock_guard<std::mutex> lock(l.mutex);
+  counters_.id = l.next++;
+  l.delegates[counters_.id] = this;
+}
+
+Delegate::~Delegate() {
+  Live& l = live();
+  std::lock_guard<std::mutex> lock(l.mutex);
+  l.delegates.erase(counters_.id);
+}
+
+// Dims in attributes that the engine reads while it builds.
+void Delegate::collect_key(const std::vector<Node>& nodes) {
+  for (const Node& node : nodes) {
+    for (const auto& [name, attr] : node.attrs) {
+      const auto* one = std::get_if<DimId>(&attr);
+      const auto* many = std::get_if<std::vector<DimId>>(&attr);
+      if ((!one && !many) || info_.is_data(node.op, name)) continue;
+      if (one) key_dims_.push_back(*one);
+      if (many) key_dims_.insert(key_dims_.end(), many->begin(), many->end());
+    }
+    for (const Region& region : node.regions) collect_key(region.nodes);
+  }
+}
+
+// Asks the host once for each key, checks the byte counts, and copies what is not aligned for its dtype.
+Weights Delegate::checked(const Weights& weights) {
+  auto all = std::make_shared<std::map<std::string, Bytes>>();
+  for (const Value& value : program_.values) {
+    if (value.kind != Value::Kind::constant && value.kind != Value::Kind::state) continue;
+    const auto [it, added] = all->try_emplace(value.key);
+    Bytes& bytes = it->second;
+    if (added) {
+      bytes = weights(value.key);
+      counters_.weight_bytes += bytes.size;
+    }
+    const size_t expected = weight_size(program_, value);
+    if (bytes.size != expected) {
+      fail(Code::invalid_program, "[load] weight '" + value.key + "': " + std::to_string(expected) + " bytes expected for " +
+                                      dtype_name(value.dtype) + " " + shape_text(program_, value) + ", found " +
+                                      std::to_string(bytes.size) + ". Lower the model again.");
+    }
+    if (reinterpret_cast<uintptr_t>(bytes.data) % dtype_bytes(value.dtype) != 0) {
+      copies_.emplace_back(new char[bytes.size]);
+      std::memcpy(copies_.back().get(), bytes.data, bytes.size);
+      bytes.data = copies_.back().get();
+    }
+  }
+  return [all](const std::string& key) {
+    const auto it = all->find(key);
+    if (it == all->end()) fail(Code::internal, "[load] weight '" + key + "': the program does not name it.");
+    return it->second;
+  };
+}
+
+Plan& Delegate::plan() {
+  key_.resize(key_dims_.size());
+  for (size_t i = 0; i < key_dims_.size(); ++i) key_[i] = sizes_[key_dims_[i]];
+  if (Plan* found = cache_.find(key_)) {
+    ++counters_.reused;
+    return *found;
+  }
+  std::unique_ptr<Plan> built = engine_->build(sizes_.data(), memory_limit());
+  if (!built) fail(Code::internal, std::string("[build] engine '") + info_.name + "': it built no plan.");
+  ++counters_.built;
+  Plan& kept = *built;
+  counters_.evicted += cache_.insert(key_, std::move(built), static_cast<size_t>(options().plan_limit));
+  return kept;
+}
+
+void Delegate::run(const Argument* args, size_t count, Outputs& outputs) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Contract& contract = program_.contract;
+  ++counters_.calls;
+  contract.bind(args, count, bound_, sizes_);
+  Plan& plan = this->plan();
+  inputs_.resize(count);
+  for (size_t i = 0; i < count; ++i) inputs_[i] = contract.inputs[i].dtype == DType::integer ? nullptr : args[i].data;
+  outputs_.assign(contract.outputs.size(), nullptr);
+  for (size_t i = 0; i < contract.outputs.size(); ++i) {
+    const Spec& spec = contract.outputs[i];
+    if (spec.dtype == DType::integer) {
+      outputs.set_integer(i, sizes_[spec.dims[0]]);
+      continue;
+    }
+    shape_.clear();
+    for (DimId id : spec.dims) shape_.push_back(sizes_[id]);
+    outputs_[i] = outputs.resize(i, shape_.data(), shape_.size());
+  }
+  engine_->run(plan, {sizes_.data(), inputs_.data(), outputs_.data()});
+}
+
+Counters Delegate::counters() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Counters c = counters_;
+  c.plans = cache_.size();
+  c.plan_bytes = cache_.bytes();
+  c.arena_bytes = engine_->arena_bytes();
+  return c;
+}
+
+void Delegate::clear_plans() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  cache_.clear();
+}
+
+std::vector<Counters> live_counters() {
+  Live& l = live();
+  std::lock_guard<std::mutex> lock(l.mutex);
+  std::vector<Counters> out;
+  for (const auto& [id, delegate] : l.delegates) out.push_back(delegate->counters());
+  return out;
+}
+
+}  // namespace keepdim
