@@ -1,0 +1,277 @@
+"""From a captured program to a .pte that keeps its contract.
+
+Runs ExecuTorch's own flow under suppressed guards, with every foreign hook watched: a partitioner or backend that
+specialises a size is named. Ranges are written back at the end, because ExecuTorch rebuilds them from the ShapeEnv.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.fx.experimental.symbolic_shapes as symbolic_shapes
+import torch.utils._pytree as pytree
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir.backend.backend_details import BackendDetails
+from executorch.exir.backend.partitioner import Partitioner, PartitionResult
+from executorch.exir.lowered_backend_module import executorch_call_delegate
+from torch.export import ExportedProgram
+
+from . import pte
+from .capture import Captured, needs_upper_bound
+from .contract import VERSION, Contract, decode, shape_env_of, to_constraints
+from .dims import Dim
+from .errors import KeepdimError, fail
+from .partition import GgmlPartitioner, graph_modules, restore_ranges
+
+CONTRACT_METHOD = "keepdim_contract"  # the constant method that any app can read
+# ExecuTorch runs these on sizes, but its check of the Edge dialect does not list them.
+SIZE_FUNCTIONS = (torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite)
+ENGINES: dict[str, Callable[[dict[str, str]], Partitioner]] = {"ggml": GgmlPartitioner}
+
+
+@dataclass
+class Report:
+    """What was delegated, what was not and why, and what capture had to say.
+
+    `str(report)` is for people; the fields are for programs.
+    """
+
+    delegates: list[str] = field(default_factory=list)  # backend ids
+    delegated: dict[str, int] = field(default_factory=dict)  # op → how many (keepdim's own partitioner)
+    remaining: dict[str, str] = field(default_factory=dict)  # node with ExecuTorch → why
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        count = Counter(self.delegates)
+        lines = ["delegates: " + (", ".join(f"{n} x {b}" for b, n in count.items()) or "none")]
+        lines += [f"  {n} x {op}" for op, n in sorted(self.delegated.items())]
+        lines += [f"with ExecuTorch: {node}: {why}" for node, why in self.remaining.items()]
+        return "\n".join(lines + self.notes)
+
+
+class Signature(msgspec.Struct):
+    """How the method is called: the part of the file's contract method that is not the Contract itself."""
+
+    in_spec: str
+    out_spec: str
+    transports: list[tuple[str, int]]
+    constants: list[Any]  # per input: the one value a constant argument may have
+
+
+@dataclass
+class Artifact:
+    """A lowered method, on disk."""
+
+    path: Path
+    contract: Contract
+    exported_program: ExportedProgram
+    report: Report
+
+
+def lower_method(captured: Captured, constants: list[Any], path: Path, engine: str, partitioner: Sequence[Partitioner] | None) -> Artifact:
+    """Lower, and write the sealed file to `path`."""
+    if (s := needs_upper_bound(captured.contract)) is not None:
+        fail("lower", f"dim {s.name!r} ({captured.contract.where(s)})", "has no upper bound, and a .pte plans memory for one",
+             f"Give it one: Dim({s.name!r}, min={s.lo}, max=...)")  # fmt: skip
+    if partitioner is None:
+        if engine not in ENGINES:
+            fail("lower", f"engine {engine!r}", f"is not known (there are: {', '.join(ENGINES)})")
+        partitioner = [ENGINES[engine](captured.names)]
+    ranges = dict(captured.program.range_constraints)
+    env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
+    symbols = _symbols(captured)
+    watched = [p if isinstance(p, GgmlPartitioner) else _Watched(p, env, symbols) for p in partitioner]
+    with _suppressed(env):
+        edge = _to_edge(captured, watched, signature_json(captured, constants))
+        program = edge.exported_program()
+        restore_ranges(program, ranges)
+        report = _report(program, partitioner, captured.notes)
+        executorch = _to_executorch(edge)
+    with path.open("wb") as f:
+        executorch.write_to_file(f)
+    pte.seal(path)
+    return Artifact(path, captured.contract, program, report)
+
+
+@contextlib.contextmanager
+def _suppressed(env: Any) -> Iterator[None]:
+    """No new guards, because ExecuTorch's own checks would specialise sizes; but asserts over data, from which
+    the ranges of `.item()` symbols are read when a graph is traced again, still count."""
+    if env is None:
+        yield
+        return
+    original = env.guard_or_defer_runtime_assert
+
+    def deferred(expr: Any, msg: str, fx_node: Any = None) -> bool:
+        if expr.free_symbols <= env.backed_var_to_val.keys():
+            return original(expr, msg, fx_node)
+        with _recording(env):
+            return original(expr, msg, fx_node)
+
+    env.guard_or_defer_runtime_assert = deferred
+    try:
+        with env.suppress_guards():
+            yield
+    finally:
+        del env.guard_or_defer_runtime_assert
+
+
+@contextlib.contextmanager
+def _recording(env: Any) -> Iterator[None]:
+    """Guards count again for a while."""
+    env._suppress_guards_enter()
+    symbolic_shapes.TLS.suppress_guards = False
+    try:
+        yield
+    finally:
+        env._suppress_guards_exit()
+
+
+def _to_edge(captured: Captured, partitioner: list[Partitioner], contract_json: str) -> Any:
+    with _watched_backends(partitioner):
+        try:
+            return to_edge_transform_and_lower(
+                captured.program,
+                partitioner=partitioner,
+                constant_methods={CONTRACT_METHOD: contract_json},
+                compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=list(SIZE_FUNCTIONS)),
+            )
+        except KeepdimError:
+            raise
+        except Exception as e:  # ExecuTorch raises many kinds; the reader needs one
+            fail("lower", "ExecuTorch", f"cannot lower this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}", cause=e)
+
+
+def _to_executorch(edge: Any) -> Any:
+    try:
+        return edge.to_executorch(ExecutorchBackendConfig())
+    except KeepdimError:
+        raise
+    except Exception as e:  # as above
+        fail("lower", "ExecuTorch", f"cannot emit this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}", cause=e)
+
+
+# ---------------------------------------------------------------- the contract method
+def signature_json(captured: Captured, constants: list[Any]) -> str:
+    """Contract and signature in one JSON text."""
+    try:
+        specs = [pytree.treespec_dumps(s) for s in (captured.in_spec, captured.out_spec)]
+    except (NotImplementedError, TypeError) as e:
+        fail("lower", "signature", f"its argument or result types cannot be written to a file ({e})", "Return tensors, tuples, lists or dicts", e)
+    signature = Signature(*specs, [tuple(t) for t in captured.transports], constants)
+    body = {"version": VERSION, "contract": captured.contract.to_wire(captured.contract.table()), "signature": signature}
+    return msgspec.json.encode(body).decode()
+
+
+def read_signature(text: str) -> tuple[Contract, Signature]:
+    """Back from the JSON text."""
+    raw = decode(text)
+    try:
+        signature = msgspec.convert(raw.get("signature"), Signature)
+    except msgspec.ValidationError as e:
+        fail("load", "signature", str(e), cause=e)
+    return Contract.from_wire(raw["contract"])[0], signature
+
+
+# ---------------------------------------------------------------- foreign partitioners
+def _symbols(captured: Captured) -> dict[str, Dim]:
+    return Contract.read(captured.program, captured.names)[1]
+
+
+@contextlib.contextmanager
+def _watch(env: Any, symbols: dict[str, Dim], who: str) -> Iterator[None]:
+    """Let guards be recorded for a while; a new one that the contract does not imply is an error of `who`."""
+    if env is None:
+        yield
+        return
+    guards, replaced = len(env.guards), dict(env.replacements)
+    ranges = dict(env.var_to_range)
+    try:
+        with _recording(env):
+            yield
+        new = [g.expr for g in env.guards[guards:]]
+        fixed = {s: e for s, e in env.replacements.items() if s not in replaced and str(s) in symbols}
+    finally:
+        del env.guards[guards:]
+        for s in set(env.replacements) - set(replaced):
+            del env.replacements[s]
+        env.var_to_range.update(ranges)
+    for s, e in fixed.items():
+        fail("lower", who, f"specialises {symbols[str(s)]} to {e}", "Its delegate would be right at that size only")
+    for e in new:
+        if {str(s) for s in e.free_symbols} <= symbols.keys() and to_constraints(e, symbols, who):
+            fail("lower", who, f"decides {e}, which the contract leaves open", "Its delegate would be right on one side only")
+
+
+class _Watched(Partitioner):
+    """A foreign partitioner whose every hook is watched."""
+
+    def __init__(self, inner: Partitioner, env: Any, symbols: dict[str, Dim]):
+        super().__init__(inner.spec if hasattr(inner, "_spec") else {})
+        self.inner, self.env, self.symbols = inner, env, symbols
+        self.backends: set[str] = set()
+
+    def _hook(self, name: str, *args: Any) -> Any:
+        with _watch(self.env, self.symbols, f"{type(self.inner).__name__}.{name}"):
+            return getattr(self.inner, name)(*args)
+
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        return self._hook("transform_for_pre_decomposition", exported_program)
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
+        return self._hook("ops_to_not_decompose", ep)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        result = self._hook("partition", exported_program)
+        self.backends |= {spec.backend_id for spec in result.partition_tags.values()}
+        return result
+
+
+@contextlib.contextmanager
+def _watched_backends(partitioner: list[Partitioner]) -> Iterator[None]:
+    """Foreign backends' preprocess is watched too, whichever of them the partitioners name."""
+    foreign = [p for p in partitioner if isinstance(p, _Watched)]
+    patched: list[tuple[Any, Any]] = []
+    for cls in BackendDetails.__subclasses__() if foreign else []:
+        if "preprocess" not in vars(cls) or cls.__module__.startswith(__package__ or "keepdim"):
+            continue
+        original = cls.__dict__["preprocess"]
+
+        def preprocess(edge_program: Any, specs: Any, cls: Any = cls, original: Any = original) -> Any:
+            watcher = foreign[0]
+            with _watch(watcher.env, watcher.symbols, f"{cls.__name__}.preprocess"):
+                return original.__get__(None, cls)(edge_program, specs)
+
+        cls.preprocess = staticmethod(preprocess)
+        patched.append((cls, original))
+    try:
+        yield
+    finally:
+        for cls, original in patched:
+            cls.preprocess = original
+
+
+# ---------------------------------------------------------------- the report
+def _report(program: ExportedProgram, partitioner: Sequence[Partitioner], notes: list[str]) -> Report:
+    report = Report(notes=list(notes))
+    reasons: dict[str, str] = {}
+    for p in partitioner:
+        if isinstance(p, GgmlPartitioner):
+            report.delegated.update(p.delegated)
+            reasons.update(p.reasons)
+    for gm in graph_modules(program.graph_module):
+        for n in gm.graph.nodes:
+            if n.op != "call_function":
+                continue
+            if n.target is executorch_call_delegate:
+                report.delegates.append(getattr(gm, n.args[0].target).backend_id)
+            elif isinstance(n.meta.get("val"), torch.Tensor) and "getitem" not in str(n.target):
+                report.remaining[n.name] = reasons.get(n.name, "not taken by the partitioner")
+    return report

@@ -1,0 +1,233 @@
+"""What goes to the engine: a partitioner for ExecuTorch, and the delegate's ahead-of-time half.
+
+The contract is read from the pristine program (before any decomposition), travels to `preprocess` in the compile
+spec, and is written back to the program after partitioning, because ExecuTorch rebuilds ranges from the ShapeEnv.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.graph_module import get_control_flow_submodules
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from . import frontend, ops
+from .contract import Contract, shape_env_of
+from .dims import Dim
+from .errors import KeepdimError
+
+ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
+TAG = "delegation_tag"
+
+
+class KeepdimGgml(BackendDetails):
+    """The delegate's ahead-of-time half; its name is the backend's id in files."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Program as JSON, weights as named data."""
+        spec = next(s for s in compile_specs if s.key == "symbols")
+        lowered = frontend.lower_program(edge_program, decode_symbols(spec.value))
+        store = NamedDataStore()
+        for key, data in lowered.weights.items():
+            store.add_named_data(key, data, alignment=ALIGNMENT)
+        return PreprocessResult(lowered.program.to_json(), data_store_output=store.get_named_data_store_output())
+
+
+class _SymbolEntry(msgspec.Struct):
+    torch_name: str
+    name: str
+    lo: int | None
+    hi: int | None
+
+
+def encode_symbols(symbols: dict[str, Dim]) -> bytes:
+    """torch's symbol names with the user's names and true ranges, for the compile spec."""
+    entries = [_SymbolEntry(t, s.name, s.lo, s.hi) for t, d in symbols.items() if (s := d.sym) is not None]
+    return msgspec.json.encode(entries)
+
+
+def decode_symbols(data: bytes) -> dict[str, Dim]:
+    entries = msgspec.json.decode(data, type=list[_SymbolEntry])
+    return {e.torch_name: Dim.symbol(e.name, e.lo, e.hi) for e in entries}
+
+
+class GgmlPartitioner(Partitioner):
+    """Takes every node that the ggml engine runs, at any shape the contract allows.
+
+    Works in the stock flow too:
+
+    >>> import torch, keepdim
+    >>> from torch.export import Dim, export
+    >>> from executorch.exir import to_edge_transform_and_lower
+    >>> ep = export(torch.nn.Linear(4, 2), (torch.randn(3, 4),), dynamic_shapes=({0: Dim("n", min=1, max=8)},))
+    >>> edge = to_edge_transform_and_lower(ep, partitioner=[keepdim.GgmlPartitioner()])
+    >>> [str(r) for r in edge.exported_program().range_constraints.values()]
+    ['VR[1, 8]']
+    """
+
+    engine = "ggml"
+
+    def __init__(self, names: dict[str, str] | None = None):
+        super().__init__()
+        self.names = names or {}
+        self.contract: Contract | None = None
+        self.symbols: dict[str, Dim] = {}
+        self.ranges: dict[Any, Any] = {}
+        self.reasons: dict[str, str] = {}  # node name → why it stays with ExecuTorch
+        self.delegated: Counter[str] = Counter()
+        self.partitions = 0
+        self._whole: list[Any] | None = None
+
+    # -- hooks of ExecuTorch, in the order they are called
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        """Read the contract while the program is pristine."""
+        self.ranges = dict(exported_program.range_constraints)
+        self.contract, self.symbols = Contract.read(exported_program, self.names)
+        self._whole = None
+        return exported_program
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
+        """Composite ops of which every use in this program is taken; decided once, before decomposition."""
+        if self._whole is None:
+            uses: dict[Any, bool] = {}
+            symbols = self._symbols_of(ep.graph_module)
+            for gm in graph_modules(ep.graph_module):
+                for n in gm.graph.nodes:
+                    target = frontend.overload(n) if n.op == "call_function" else None
+                    if target in ops.WHOLE:
+                        taken = frontend.reason(n, symbols, self.engine) is None
+                        uses[target] = uses.get(target, True) and taken
+            self._whole = [target for target, taken in uses.items() if taken]
+        return self._whole, None
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag what is taken; keep the reasons for the rest; write the contract's ranges back."""
+        ep = exported_program
+        spec = DelegationSpec(KeepdimGgml.__name__, [CompileSpec("symbols", encode_symbols(self.symbols))])
+        tags: dict[str, DelegationSpec] = {}
+        top = True
+        for gm in graph_modules(ep.graph_module):
+            for nodes in self._propose(ep, gm, top):
+                tag = f"keepdim_{len(tags)}"
+                tags[tag] = spec
+                for n in nodes:
+                    n.meta[TAG] = tag
+                    if not frontend.is_size(n) and n.target is not frontend.getitem:
+                        self.delegated[str(frontend.overload(n))] += 1
+            top = False
+        self.partitions = len(tags)
+        _tag_constants(ep)
+        restore_ranges(ep, self.ranges)
+        return PartitionResult(tagged_exported_program=ep, partition_tags=tags)
+
+    # -- ours
+    def _symbols_of(self, gm: GraphModule) -> frontend.Symbols:
+        return frontend.Symbols(self.symbols, shape_env_of(n.meta.get("val") for n in gm.graph.nodes))
+
+    def _propose(self, ep: ExportedProgram, gm: GraphModule, top: bool) -> Iterator[list[FxNode]]:
+        symbols = self._symbols_of(ep.graph_module)
+        support = _Support(symbols, self.engine, self.reasons)
+        proposals = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True).propose_partitions()
+        constants = frontend.constants_of(ep) if top else {}
+        mutated = set(ep.graph_signature.buffers_to_mutate.values())
+        names = ep.graph_signature.inputs_to_buffers
+        constants = {n: t for n, t in constants.items() if names.get(n.name) not in mutated}
+        for p in proposals:
+            nodes = _without_idle_sizes([n for n in gm.graph.nodes if n in p.nodes])
+            if not any(not frontend.is_size(n) for n in nodes):
+                continue
+            fault = _fault(nodes, constants, symbols)
+            if fault is None:
+                yield nodes
+            else:
+                self.reasons.update({n.name: fault for n in nodes if not frontend.is_size(n)})
+
+
+class _Support(OperatorSupportBase):
+    """Support is a dry run of the real lowering."""
+
+    def __init__(self, symbols: frontend.Symbols, engine: str, reasons: dict[str, str]):
+        self.symbols, self.engine, self.reasons = symbols, engine, reasons
+        self.known: dict[FxNode, bool] = {}
+
+    def is_node_supported(self, submodules: Any, node: FxNode) -> bool:
+        if node.op != "call_function":
+            return False
+        if node.target is frontend.getitem:
+            source = node.args[0]
+            return isinstance(source, FxNode) and self.is_node_supported(submodules, source)
+        if node not in self.known:
+            why = frontend.reason(node, self.symbols, self.engine)
+            self.known[node] = why is None
+            if why is not None and not frontend.is_size(node):
+                self.reasons[node.name] = why
+        return self.known[node]
+
+
+def _fault(nodes: list[FxNode], constants: dict[FxNode, torch.Tensor], symbols: frontend.Symbols) -> str | None:
+    """Why these nodes together are no Program: a size that none of their inputs shows."""
+    inside = set(nodes)
+    used = list(dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside))
+    outputs = [n for n in nodes if any(u not in inside for u in n.users)]
+    outputs = [n for n in outputs if not isinstance(n.meta.get("val"), (list, tuple))]
+    here = {n: t for n, t in constants.items() if n in used}
+    try:
+        program = frontend.build(nodes, [n for n in used if n not in here], outputs, here, symbols).program
+    except (ops.Unsupported, KeepdimError) as e:
+        return str(e)
+    return None if program.nodes else "nothing to compute: a copy alone stays with ExecuTorch"
+
+
+def _without_idle_sizes(nodes: list[FxNode]) -> list[FxNode]:
+    """Sizes that nothing inside uses stay outside, unless they are sizes of something made inside."""
+    kept: set[FxNode] = set()
+    inside = set(nodes)
+    for n in reversed(nodes):
+        if not frontend.is_size(n) or any(u in kept for u in n.users) or any(_made_by(i, inside) for i in n.all_input_nodes):
+            kept.add(n)
+    return [n for n in nodes if n in kept]
+
+
+def _made_by(n: FxNode, inside: set[FxNode]) -> bool:
+    return n in inside and not frontend.is_size(n)
+
+
+def graph_modules(gm: GraphModule) -> Iterator[GraphModule]:
+    """The graph and all branch and loop bodies inside it, outermost first."""
+    yield gm
+    for _, sub, _ in get_control_flow_submodules(gm):
+        yield from graph_modules(sub)
+
+
+def _tag_constants(ep: ExportedProgram) -> None:
+    """A weight belongs to a delegate only when all its users do; one that changes belongs to none."""
+    sig = ep.graph_signature
+    mutated = set(sig.buffers_to_mutate.values())
+    for n in frontend.constants_of(ep):
+        tags = {u.meta.get(TAG) for u in n.users}
+        if n.users and None not in tags and sig.inputs_to_buffers.get(n.name) not in mutated:
+            n.meta[TAG] = min(t for t in tags if t is not None)
+
+
+def restore_ranges(ep: ExportedProgram, ranges: dict[Any, Any]) -> None:
+    """Give a program the ranges it was exported with, in itself and in its ShapeEnv (which later stages read)."""
+    env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
+    if env is None:
+        return
+    for sym, vr in ranges.items():
+        if sym in env.var_to_range:
+            env.var_to_range[sym] = vr
+    ep._range_constraints = dict(ranges)

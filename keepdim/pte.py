@@ -1,0 +1,174 @@
+"""The file: where a .pte keeps its parts, the checksum trailer behind it, and the Programs inside it.
+
+ExecuTorch ignores what follows its own data, so `seal` appends a trailer: JSON with a hash of everything but the
+weights and one of each weight, then its length and a magic. `check` reads it before anything else touches the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
+from executorch.exir._serialize._program import _get_extended_header
+from executorch.exir.schema import DataLocation
+
+from .errors import fail
+from .program import Program
+
+MAGIC = b"KEEPDIM1"
+FOOTER = 32 + 8 + len(MAGIC)  # sha256 of the JSON, its length, the magic
+
+
+class Weight(msgspec.Struct):
+    """One weight's bytes in the file."""
+
+    key: str
+    offset: int
+    size: int
+    sha256: str
+
+
+class Trailer(msgspec.Struct):
+    """What `seal` appends."""
+
+    version: int
+    size: int  # of the .pte before the trailer
+    sha256: str  # of everything but the weights
+    weights: list[Weight]
+
+
+class Layout(NamedTuple):
+    """A parsed .pte: its flatbuffer, and the (offset, size) of each segment in the file."""
+
+    program: Any
+    segments: list[tuple[int, int]]
+
+
+def _layout(data: Any) -> Layout:
+    head = bytes(data[:64])
+    header = _get_extended_header(head)
+    size = header.program_size if header else len(data)
+    program = _flatbuffer_to_program(bytes(data[:size]))
+    base = header.segment_base_offset if header else 0
+    return Layout(program, [(base + s.offset, s.size) for s in program.segments])
+
+
+def _weights(layout: Layout) -> list[tuple[str, int, int]]:
+    """(key, offset, size) of all data that is weights: ours by name, ExecuTorch's own constants as one piece."""
+    out = {(n.segment_index): n.key for n in layout.program.named_data or []}
+    constants = layout.program.constant_segment
+    if constants is not None and constants.offsets and layout.segments:
+        out.setdefault(constants.segment_index, "executorch constants")
+    return [(key, *layout.segments[i]) for i, key in sorted(out.items(), key=lambda kv: layout.segments[kv[0]])]
+
+
+def _hash_rest(data: Any, weights: list[tuple[str, int, int]], end: int) -> str:
+    h, at = hashlib.sha256(), 0
+    for _, offset, size in weights:
+        h.update(data[at:offset])
+        at = offset + size
+    h.update(data[at:end])
+    return h.hexdigest()
+
+
+class _Mapped:
+    """A file's bytes without reading them all."""
+
+    def __init__(self, path: Path):
+        try:
+            self.file = path.open("rb")
+        except OSError as e:
+            fail("load", str(path), f"cannot be opened ({e.strerror})", cause=e)
+        self.size = path.stat().st_size
+        self.map = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else None
+
+    def __enter__(self) -> Any:
+        return memoryview(self.map) if self.map is not None else memoryview(b"")
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()  # the map goes with the last view of it
+
+
+def seal(path: Path) -> None:
+    """Append the trailer to a .pte that ExecuTorch wrote."""
+    with _Mapped(path) as data:
+        end = len(data)
+        weights = _weights(_layout(data))
+        hashed = [Weight(k, o, n, hashlib.sha256(data[o : o + n]).hexdigest()) for k, o, n in weights]
+        body = msgspec.json.encode(Trailer(1, end, _hash_rest(data, weights, end), hashed))
+    with path.open("ab") as f:
+        f.write(body + hashlib.sha256(body).digest() + len(body).to_bytes(8, "little") + MAGIC)
+
+
+def check(path: Path, weights: bool = False) -> Trailer:
+    """The trailer, after checking the file against it; `weights` checks those too."""
+    with _Mapped(path) as data:
+        t = _read_trailer(data, path)
+        spans = [(w.key, w.offset, w.size) for w in t.weights]
+        if _hash_rest(data, spans, t.size) != t.sha256:
+            fail("load", str(path), "is corrupt: its bytes do not match its checksum", "Copy or lower it again")
+        for w in t.weights if weights else []:
+            if hashlib.sha256(data[w.offset : w.offset + w.size]).hexdigest() != w.sha256:
+                fail("load", f"weight {w.key!r} of {path}", "is corrupt: its bytes do not match its checksum", "Copy or lower it again")
+        return t
+
+
+def _read_trailer(data: Any, path: Path) -> Trailer:
+    size = len(data)
+    if size < FOOTER or bytes(data[size - len(MAGIC) :]) != MAGIC:
+        fail("load", str(path), f"has no keepdim trailer at its end ({size} bytes)", "It is truncated, or not saved by keepdim")
+    length = int.from_bytes(data[size - len(MAGIC) - 8 : size - len(MAGIC)], "little")
+    start = size - FOOTER - length
+    body = bytes(data[max(start, 0) : size - FOOTER])
+    if start < 0 or hashlib.sha256(body).digest() != bytes(data[size - FOOTER : size - FOOTER + 32]):
+        fail("load", str(path), "its trailer is corrupt", "Copy or lower it again")
+    try:
+        t = msgspec.json.decode(body, type=Trailer)
+    except msgspec.DecodeError as e:
+        fail("load", str(path), f"its trailer cannot be read ({e})", cause=e)
+    if t.version != 1:
+        fail("load", str(path), f"trailer version {t.version} is newer than this build reads (1)", "Upgrade keepdim")
+    if t.size != start:
+        fail("load", str(path), f"holds {start} bytes where its trailer says {t.size}", "It is truncated")
+    return t
+
+
+class Delegate(NamedTuple):
+    """A delegate in a file: the backend's id, and its Program when it is ours."""
+
+    method: str
+    backend: str
+    program: Program | None
+    weight_bytes: dict[str, int]
+
+
+def contract_text(path: Path, method: str = "keepdim_contract") -> str:
+    """The JSON that the file's constant method returns, without running anything."""
+    with _Mapped(path) as data:
+        for plan in _layout(data).program.execution_plan:
+            if plan.name == method:
+                return plan.values[plan.outputs[0]].val.string_val
+    fail("load", str(path), f"has no method {method!r}", "It was not lowered by keepdim")
+
+
+def delegates(path: Path) -> Iterator[Delegate]:
+    """Every delegate of the file, in order."""
+    with _Mapped(path) as data:
+        layout = _layout(data)
+        sizes = {key: n for key, _, n in _weights(layout)}
+        for plan in layout.program.execution_plan:
+            for d in plan.delegates:
+                i = d.processed.index
+                if d.processed.location == DataLocation.INLINE:
+                    blob = bytes(layout.program.backend_delegate_data[i].data)
+                else:
+                    offset, n = layout.segments[i]
+                    blob = bytes(data[offset : offset + n])
+                program = Program.from_json(blob) if d.id.startswith("Keepdim") else None
+                mine = {v.key for v in program.values if v.key} if program else set()
+                yield Delegate(plan.name, d.id, program, {k: n for k, n in sizes.items() if k in mine})
