@@ -24,32 +24,22 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from .contract import Contract, Symbol
 from .dims import CMPS, Dim, range_text
 from .errors import KeepdimError, fail, sentence
+from .signature import Signature, Transport
 
 INT32_MAX = 2**31 - 1
 
 
-class Transport(NamedTuple):
-    """How one flat input travels: as it is, as `size` of an empty tensor (value - offset), or as an `item`."""
-
-    kind: str = ""
-    offset: int = 0
-
-    def pack(self, value: Any) -> Any:
-        if self.kind == "size":
-            return torch.empty(value - self.offset, 0)
-        return torch.tensor(value) if self.kind == "item" else value
+class WrongAtLowerEnd(KeepdimError):
+    """The exported program, or the model itself, does not do at a size what its contract promises."""
 
 
 @dataclass
 class Captured:
-    """What lowering needs: the program, the contract its user sees, and how inputs travel."""
+    """What lowering needs: the program, and how its user sees and calls it."""
 
     program: ExportedProgram
-    contract: Contract
+    signature: Signature
     names: dict[str, str]  # torch's symbols in `program` → the user's names
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec
-    transports: list[Transport]
     notes: list[str] = field(default_factory=list)
 
 
@@ -62,18 +52,17 @@ def capture(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
     kwargs = dict(kwargs or {})
     leaves, in_spec = pytree.tree_flatten((tuple(args), kwargs))
     specs = _specs(model, tuple(args), kwargs, dynamic_shapes)
-    tried: list[str] = []
+    refusals: list[KeepdimError] = []
     for mode in MODES:
         try:
             found = _attempt(mode, model, tuple(args), kwargs, dynamic_shapes, leaves, in_spec, specs)
         except KeepdimError as e:
-            tried.append(str(e))
+            refusals.append(e)
             continue
-        if mode is not MODES[0]:
-            found.notes += [f"{note}" for note in tried if "lower end" in note]
+        found.notes += [str(e) for e in refusals if isinstance(e, WrongAtLowerEnd)]
         return found
-    # The first refusal that is about the model rather than about a way to export it says most.
-    fail("capture", type(model).__name__, "; ".join(dict.fromkeys(tried)), "Narrow the declared range, or mend the model")
+    # A program that is wrong at its lower end says more than a way of exporting that is closed.
+    raise next((e for e in refusals if isinstance(e, WrongAtLowerEnd)), refusals[1])
 
 
 # ---------------------------------------------------------------- ways to export
@@ -113,7 +102,8 @@ def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
     if any(t.kind for t in transports):
         ep, names = _with_ints_as_tensors(mode, model, contract, leaves, in_spec, specs, transports)
     _strip_asserts(ep)
-    return Captured(ep, contract, names, in_spec, out_spec, transports, notes)
+    constants = [x if s.dtype == "python" else None for s, x in zip(contract.inputs, leaves, strict=True)]
+    return Captured(ep, Signature(contract, in_spec, out_spec, transports, constants), names, notes)
 
 
 def _from_program(ep: ExportedProgram) -> Captured:
@@ -127,7 +117,10 @@ def _from_program(ep: ExportedProgram) -> Captured:
     in_spec, out_spec = ep.call_spec.in_spec, ep.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
     _strip_asserts(own)
-    return Captured(own, contract, {}, in_spec, out_spec, [Transport()] * len(contract.inputs))
+    user = [s.arg for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
+    constants = [getattr(a, "value", None) if s.dtype == "python" else None for s, a in zip(contract.inputs, user, strict=True)]
+    signature = Signature(contract, in_spec, out_spec, [Transport()] * len(contract.inputs), constants)
+    return Captured(own, signature, {})
 
 
 def _strip_asserts(ep: ExportedProgram) -> None:
@@ -306,9 +299,12 @@ def _compare_at_lower_end(model: torch.nn.Module, ep: ExportedProgram, contract:
         text = ", ".join(f"{k} = {v}" for k, v in values.items())
         subject = f"lower end {text} ({mode.name})"
         flat = sized(contract, leaves, values)
-        want = _run(lambda: copy.deepcopy(model), flat, in_spec, subject, "eager")
-        got = _run(lambda: copy.deepcopy(ep).module(), flat, in_spec, subject, "the exported program")
-        _same(want, got, subject)
+        try:
+            want = _run(lambda: copy.deepcopy(model), flat, in_spec, subject, "eager")
+            got = _run(lambda: copy.deepcopy(ep).module(), flat, in_spec, subject, "the exported program")
+            _same(want, got, subject)
+        except KeepdimError as e:
+            raise WrongAtLowerEnd(str(e)) from e
 
 
 def _run(make: Callable[[], Any], flat: list[Any], in_spec: pytree.TreeSpec, subject: str, who: str) -> Any:

@@ -14,10 +14,10 @@ import msgspec
 import torch
 
 from . import demo, pte
-from .contract import Contract, Spec
+from .contract import Spec
 from .errors import KeepdimError, fail
-from .lower import read_signature
 from .module import load, lower
+from .signature import Signature
 
 DTYPE_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "i8": torch.int8,
             "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "bool": torch.bool}  # fmt: skip
@@ -161,7 +161,7 @@ def _show(value: Any) -> str:
 
 def _inspect(args: argparse.Namespace) -> int:
     pte.check(args.file, weights=args.verify)
-    contract: Contract = read_signature(pte.contract_text(args.file))[0]
+    contract = Signature.from_json(pte.contract_text(args.file)).contract
     found = list(pte.delegates(args.file))
     if args.json:
         body = {

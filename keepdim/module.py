@@ -9,19 +9,21 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
-from executorch.exir.backend.partitioner import Partitioner
-from executorch.runtime import Runtime, Verification
-from torch.export import ExportedProgram
+from executorch.extension.pybindings import _C as executorch_runtime
 
-from . import _native, lower as lowering, pte
-from .capture import Transport, capture
-from .contract import Contract
+from . import _native, pte
 from .errors import KeepdimError, fail
-from .lower import Report
+from .signature import CONTRACT_METHOD, Signature
+
+if TYPE_CHECKING:  # exporting needs all of exir; running a file does not
+    from executorch.exir.backend.partitioner import Partitioner
+    from torch.export import ExportedProgram
+
+    from .lowering import Report
 
 log = logging.getLogger("keepdim")
 _LOAD = threading.Lock()  # so that the delegates made by one load can be told from those of another
@@ -39,29 +41,30 @@ class Module:
         with _LOAD:
             before = {d["id"] for d in _native.live()}
             try:
-                self._program = Runtime.get().load_program(path, verification=Verification.InternalConsistency)
-                text = self._program.load_method(lowering.CONTRACT_METHOD).execute([])[0]  # type: ignore[union-attr]
-                self.contract, self._signature = lowering.read_signature(text)
-                method = self._program.load_method("forward")
-            except (RuntimeError, KeyError, ValueError) as e:
+                self._program = executorch_runtime._load_program(str(path))
+                text = self._program.load_method(CONTRACT_METHOD)([])[0]
+                self.signature = Signature.from_json(text)
+                self._method = self._program.load_method("forward")
+            except RuntimeError as e:
                 if isinstance(e, KeepdimError):
                     raise
                 fail("load", str(path), _native.last_error() or f"ExecuTorch cannot load it ({e})", cause=e)
             self._delegates = [d["id"] for d in _native.live() if d["id"] not in before]
-        assert method is not None
-        self._method = method
+        self.contract = self.signature.contract
         self._check = _native.Contract(self.contract.to_json()).check
-        self._in_spec = pytree.treespec_loads(self._signature.in_spec)
-        self._out_spec = pytree.treespec_loads(self._signature.out_spec)
-        self._transports = [Transport(*t) for t in self._signature.transports]
-        self._packs = [i for i, t in enumerate(self._transports) if t.kind]
+        self._packs = [(i, t) for i, t in enumerate(self.signature.transports) if t.kind]
+        self._fixed = [i for i, s in enumerate(self.contract.inputs) if s.dtype == "python"]
         self._lock = threading.Lock()
-        self._results = [o.dtype for o in self.contract.outputs]
         self.exported_program: ExportedProgram | None = None
         self.report: Report | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return pytree.tree_unflatten(self.run_flat(self._flatten(args, kwargs)), self._out_spec)
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self.signature.in_spec:
+            names = ", ".join(s.name for s in self.contract.inputs)
+            fail("bind", "call", f"its arguments do not have the structure of the method's ({names})",
+                 f"Expected {self.signature.in_spec}, got {spec}")  # fmt: skip
+        return pytree.tree_unflatten(self.run_flat(flat), self.signature.out_spec)
 
     def run_flat(self, flat: Sequence[Any]) -> list[Any]:
         """One call on the contract's inputs in order; its outputs in order."""
@@ -69,36 +72,31 @@ class Module:
             self._check(flat)
         except _native.Error as e:
             raise KeepdimError(str(e)) from None
-        inputs = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in flat]
-        for i in self._packs:
-            inputs[i] = self._transports[i].pack(inputs[i])
+        for i in self._fixed:
+            if flat[i] != self.signature.constants[i]:
+                fail("bind", f"input {i} {self.contract.inputs[i].name!r}",
+                     f"is the constant {self.signature.constants[i]!r} of the contract, got {flat[i]!r}")  # fmt: skip
+        inputs = [self._plain(i, x) if isinstance(x, torch.Tensor) else x for i, x in enumerate(flat)]
+        for i, transport in self._packs:
+            inputs[i] = transport.pack(inputs[i])
         with self._lock:
             return self._execute([x for x in inputs if x is not None])
 
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        flat, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._in_spec:
-            want = [s.name for s in self.contract.inputs]
-            fail("bind", "call", f"its arguments do not have the structure of the method's ({', '.join(want)})",
-                 f"Expected {self._in_spec}, got {spec}")  # fmt: skip
-        for i, (x, known) in enumerate(zip(flat, self._signature.constants, strict=True)):
-            spec_i = self.contract.inputs[i]
-            if spec_i.dtype == "python" and x != known:
-                fail("bind", f"input {i} {spec_i.name!r}", f"is the constant {known!r} of the contract, got {x!r}")
-            if isinstance(x, torch.Tensor) and x.device.type != "cpu":
-                fail("bind", f"input {i} {spec_i.name!r}", f"is on {x.device}", "Move it to the CPU")
-        return flat
+    def _plain(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """The tensor as ExecuTorch takes it: on the CPU, contiguous."""
+        if x.device.type != "cpu":
+            fail("bind", f"input {i} {self.contract.inputs[i].name!r}", f"is on {x.device}", "Move it to the CPU")
+        return x if x.is_contiguous() else x.contiguous()
 
     def _execute(self, inputs: list[Any]) -> list[Any]:
         _native.clear_last_error()
         try:
-            outs = list(self._method.execute(inputs))
+            return list(self._method(inputs))
         except RuntimeError as e:
             said = _native.last_error()
             if said:
                 raise KeepdimError(said) from None
             fail("run", "method 'forward'", f"an ExecuTorch kernel refused the input ({' '.join(str(e).split())})", cause=e)
-        return outs
 
     def save(self, path: str | Path) -> None:
         """Write the file; `keepdim.load` and any ExecuTorch app with keepdim's library read it."""
@@ -135,17 +133,18 @@ def lower(
     Traceback (most recent call last):
     keepdim.errors.KeepdimError: [bind] input 0 'input' dim 0: batch = 65 is out of range 1..64.
     """
+    from executorch.exir.backend.partitioner import Partitioner
+
+    from .capture import capture
+    from .lowering import lower_method
+
     log.info("exporting %s", type(model).__name__)
     captured = capture(model, args, kwargs, dynamic_shapes)
     log.info("lowering %d nodes", len(captured.program.graph.nodes))
-    leaves = pytree.tree_leaves((tuple(args), dict(kwargs or {})))
-    constants = [
-        leaves[i] if spec.dtype == "python" and i < len(leaves) else None for i, spec in enumerate(captured.contract.inputs)
-    ]
     parts = [partitioner] if isinstance(partitioner, Partitioner) else partitioner
     folder = tempfile.mkdtemp(prefix="keepdim-")
     try:
-        artifact = lowering.lower_method(captured, constants, Path(folder) / "method.pte", engine, parts)
+        artifact = lower_method(captured, Path(folder) / "method.pte", engine, parts)
         module = Module(artifact.path)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -161,4 +160,4 @@ def load(path: str | Path) -> Module:
     return Module(Path(path))
 
 
-__all__ = ["Contract", "Module", "lower", "load"]
+__all__ = ["Module", "load", "lower"]

@@ -13,12 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
-from executorch.exir._serialize._program import _get_extended_header
-from executorch.exir.schema import DataLocation
-
 from .errors import fail
 from .program import Program
+from .signature import CONTRACT_METHOD
 
 MAGIC = b"KEEPDIM1"
 FOOTER = 32 + 8 + len(MAGIC)  # sha256 of the JSON, its length, the magic
@@ -50,6 +47,10 @@ class Layout(NamedTuple):
 
 
 def _layout(data: Any) -> Layout:
+    # Here and not above: reading a file's parts needs all of exir, running a file does not.
+    from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
+    from executorch.exir._serialize._program import _get_extended_header
+
     head = bytes(data[:64])
     header = _get_extended_header(head)
     size = header.program_size if header else len(data)
@@ -147,7 +148,7 @@ class Delegate(NamedTuple):
     weight_bytes: dict[str, int]
 
 
-def contract_text(path: Path, method: str = "keepdim_contract") -> str:
+def contract_text(path: Path, method: str = CONTRACT_METHOD) -> str:
     """The JSON that the file's constant method returns, without running anything."""
     with _Mapped(path) as data:
         for plan in _layout(data).program.execution_plan:
@@ -164,7 +165,7 @@ def delegates(path: Path) -> Iterator[Delegate]:
         for plan in layout.program.execution_plan:
             for d in plan.delegates:
                 i = d.processed.index
-                if d.processed.location == DataLocation.INLINE:
+                if d.processed.location.name == "INLINE":
                     blob = bytes(layout.program.backend_delegate_data[i].data)
                 else:
                     offset, n = layout.segments[i]

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "build.h"
 
@@ -559,21 +560,44 @@ void norm(ggml_tensor*, int ith, int nth, void* userdata) {
 
 // ---- a product whose second operand is not transposed -----------------------------------------------------------
 
-constexpr int kHeight = 4, kWidth = 32;
+// A tile of the result is two vectors wide and as high as the registers allow.
+#ifdef __AVX512F__
+constexpr int kHeight = 12, kVector = 16;
+#else
+constexpr int kHeight = 4, kVector = 8;
+#endif
+constexpr int kWidth = 2 * kVector;
+using Vector = float __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(float)), may_alias));
 
-// rows <= kHeight rows of the result, columns <= kWidth columns; `whole` when both are full.
-template <bool whole>
-void product_tile(const ProductJob& job, float* y, char* a, char* b, int rows, int columns) {
-  const int height = whole ? kHeight : rows, width = whole ? kWidth : columns;
-  float acc[kHeight][kWidth] = {};
-  for (int64_t k = 0; k < job.k; ++k) {
-    const float* bk = at<float>(b, k * job.step);
+// `columns` < kWidth reads and writes no further than that.
+template <int height, bool whole>
+void product_tile(const ProductJob& job, float* y, char* a, char* b, int64_t columns) {
+  Vector acc[height][2] = {};
+  float edge[kWidth] = {};
+  for (int64_t k = 0; k < job.k; ++k, a += job.inner, b += job.step) {
+    const float* row = at<float>(b, 0);
+    if (!whole) {
+      for (int64_t c = 0; c < columns; ++c) edge[c] = row[c];
+      row = edge;
+    }
+    const Vector b0 = *reinterpret_cast<const Vector*>(row), b1 = *reinterpret_cast<const Vector*>(row + kVector);
+#pragma GCC unroll 12
     for (int r = 0; r < height; ++r) {
-      const float ak = *at<float>(a, r * job.row + k * job.inner);
-      for (int c = 0; c < width; ++c) acc[r][c] += ak * bk[c];
+      const float ak = *at<float>(a, r * job.row);
+      acc[r][0] += ak * b0;
+      acc[r][1] += ak * b1;
     }
   }
-  for (int r = 0; r < height; ++r) std::copy(acc[r], acc[r] + width, y + r * job.n);
+  for (int r = 0; r < height; ++r)
+    std::memcpy(y + r * job.n, acc[r], (whole ? kWidth : columns) * sizeof(float));
+}
+
+using ProductTile = void (*)(const ProductJob&, float*, char*, char*, int64_t);
+
+template <bool whole, int... height>
+ProductTile product_tile_of(int64_t rows, std::integer_sequence<int, height...>) {
+  static constexpr ProductTile tiles[] = {product_tile<height + 1, whole>...};
+  return tiles[rows - 1];
 }
 
 void product(ggml_tensor*, int ith, int nth, void* userdata) {
@@ -583,13 +607,12 @@ void product(ggml_tensor*, int ith, int nth, void* userdata) {
   constexpr int64_t w = sizeof(float);
   tiles.push(across, kWidth * w, 0, kWidth * w);
   tiles.push(down, kHeight * job.n * w, kHeight * job.row, 0);
+  constexpr auto heights = std::make_integer_sequence<int, kHeight>();
   each_row(tiles, kHeight * kWidth * job.k, ith, nth, [&](int64_t position, const int64_t* offset) {
-    const int rows = static_cast<int>(std::min<int64_t>(kHeight, job.m - position % down * kHeight));
-    const int columns = static_cast<int>(std::min<int64_t>(kWidth, job.n - position / down % across * kWidth));
-    float* y = at<float>(job.data[0], offset[0]);
-    char *a = at<char>(job.data[1], offset[1]), *b = at<char>(job.data[2], offset[2]);
-    if (rows == kHeight && columns == kWidth) product_tile<true>(job, y, a, b, rows, columns);
-    else product_tile<false>(job, y, a, b, rows, columns);
+    const int64_t rows = std::min<int64_t>(kHeight, job.m - position % down * kHeight);
+    const int64_t columns = std::min<int64_t>(kWidth, job.n - position / down % across * kWidth);
+    const ProductTile tile = columns == kWidth ? product_tile_of<true>(rows, heights) : product_tile_of<false>(rows, heights);
+    tile(job, at<float>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]), at<char>(job.data[2], offset[2]), columns);
   });
 }
 

@@ -183,12 +183,31 @@ void check_matmul(Build& b) {
   }
 }
 
+// The second operand as it lies, its rows along n: no transpose, no copies.
+Tensor plain_product(Build& b, const Tensor& a, const Tensor& w) {
+  Tensor out = b.out();
+  b.allocate(out);
+  const int last = out.rank - 1;
+  auto* job = b.make<ProductJob>();
+  job->m = out.dims[last - 1];
+  job->n = out.dims[last];
+  job->k = a.dims[last];
+  job->row = a.strides[last - 1];
+  job->inner = a.strides[last];
+  job->step = w.strides[last - 1];
+  job->loop = batch_of(out, a, w);
+  b.step(product_kernel(), job, out, {&a, &w}, static_cast<double>(out.count()) * static_cast<double>(job->k));
+  return out;
+}
+
 Tensor matmul(Build& b) {
   check_matmul(b);
   const Tensor& out = b.out();
   if (out.count() == 0) return out;
   if (b.in(0).dims[b.in(0).rank - 1] == 0) return zeros(b);
   Tensor w = transposed(b.in(1));  // [..., n, k]
+  if (!rows_usable(w) && w.strides[w.rank - 2] == w.width())
+    return plain_product(b, expand_batch(b.in(0), out), expand_batch(b.in(1), out));
   if (!rows_usable(w)) w = b.contiguous(w);
   w = expand_batch(w, out);
   const Tensor a = b.contiguous(expand_batch(b.in(0), out));

@@ -10,10 +10,10 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.fx.experimental.symbolic_shapes as symbolic_shapes
 import torch.utils._pytree as pytree
@@ -25,12 +25,12 @@ from torch.export import ExportedProgram
 
 from . import pte
 from .capture import Captured, needs_upper_bound
-from .contract import VERSION, Contract, decode, shape_env_of, to_constraints
+from .contract import Contract, shape_env_of, to_constraints
 from .dims import Dim
 from .errors import KeepdimError, fail
 from .partition import GgmlPartitioner, graph_modules, restore_ranges
+from .signature import CONTRACT_METHOD
 
-CONTRACT_METHOD = "keepdim_contract"  # the constant method that any app can read
 # ExecuTorch runs these on sizes, but its check of the Edge dialect does not list them.
 SIZE_FUNCTIONS = (torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite)
 ENGINES: dict[str, Callable[[dict[str, str]], Partitioner]] = {"ggml": GgmlPartitioner}
@@ -56,29 +56,20 @@ class Report:
         return "\n".join(lines + self.notes)
 
 
-class Signature(msgspec.Struct):
-    """How the method is called: the part of the file's contract method that is not the Contract itself."""
-
-    in_spec: str
-    out_spec: str
-    transports: list[tuple[str, int]]
-    constants: list[Any]  # per input: the one value a constant argument may have
-
-
 @dataclass
 class Artifact:
     """A lowered method, on disk."""
 
     path: Path
-    contract: Contract
     exported_program: ExportedProgram
     report: Report
 
 
-def lower_method(captured: Captured, constants: list[Any], path: Path, engine: str, partitioner: Sequence[Partitioner] | None) -> Artifact:
+def lower_method(captured: Captured, path: Path, engine: str, partitioner: Sequence[Partitioner] | None) -> Artifact:
     """Lower, and write the sealed file to `path`."""
-    if (s := needs_upper_bound(captured.contract)) is not None:
-        fail("lower", f"dim {s.name!r} ({captured.contract.where(s)})", "has no upper bound, and a .pte plans memory for one",
+    contract = captured.signature.contract
+    if (s := needs_upper_bound(contract)) is not None:
+        fail("lower", f"dim {s.name!r} ({contract.where(s)})", "has no upper bound, and a .pte plans memory for one",
              f"Give it one: Dim({s.name!r}, min={s.lo}, max=...)")  # fmt: skip
     if partitioner is None:
         if engine not in ENGINES:
@@ -89,7 +80,7 @@ def lower_method(captured: Captured, constants: list[Any], path: Path, engine: s
     symbols = _symbols(captured)
     watched = [p if isinstance(p, GgmlPartitioner) else _Watched(p, env, symbols) for p in partitioner]
     with _suppressed(env):
-        edge = _to_edge(captured, watched, signature_json(captured, constants))
+        edge = _to_edge(captured, watched)
         program = edge.exported_program()
         restore_ranges(program, ranges)
         report = _report(program, partitioner, captured.notes)
@@ -97,7 +88,7 @@ def lower_method(captured: Captured, constants: list[Any], path: Path, engine: s
     with path.open("wb") as f:
         executorch.write_to_file(f)
     pte.seal(path)
-    return Artifact(path, captured.contract, program, report)
+    return Artifact(path, program, report)
 
 
 @contextlib.contextmanager
@@ -134,13 +125,13 @@ def _recording(env: Any) -> Iterator[None]:
         env._suppress_guards_exit()
 
 
-def _to_edge(captured: Captured, partitioner: list[Partitioner], contract_json: str) -> Any:
+def _to_edge(captured: Captured, partitioner: list[Partitioner]) -> Any:
     with _watched_backends(partitioner):
         try:
             return to_edge_transform_and_lower(
                 captured.program,
                 partitioner=partitioner,
-                constant_methods={CONTRACT_METHOD: contract_json},
+                constant_methods={CONTRACT_METHOD: captured.signature.to_json()},
                 compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=list(SIZE_FUNCTIONS)),
             )
         except KeepdimError:
@@ -156,28 +147,6 @@ def _to_executorch(edge: Any) -> Any:
         raise
     except Exception as e:  # as above
         fail("lower", "ExecuTorch", f"cannot emit this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}", cause=e)
-
-
-# ---------------------------------------------------------------- the contract method
-def signature_json(captured: Captured, constants: list[Any]) -> str:
-    """Contract and signature in one JSON text."""
-    try:
-        specs = [pytree.treespec_dumps(s) for s in (captured.in_spec, captured.out_spec)]
-    except (NotImplementedError, TypeError) as e:
-        fail("lower", "signature", f"its argument or result types cannot be written to a file ({e})", "Return tensors, tuples, lists or dicts", e)
-    signature = Signature(*specs, [tuple(t) for t in captured.transports], constants)
-    body = {"version": VERSION, "contract": captured.contract.to_wire(captured.contract.table()), "signature": signature}
-    return msgspec.json.encode(body).decode()
-
-
-def read_signature(text: str) -> tuple[Contract, Signature]:
-    """Back from the JSON text."""
-    raw = decode(text)
-    try:
-        signature = msgspec.convert(raw.get("signature"), Signature)
-    except msgspec.ValidationError as e:
-        fail("load", "signature", str(e), cause=e)
-    return Contract.from_wire(raw["contract"])[0], signature
 
 
 # ---------------------------------------------------------------- foreign partitioners
@@ -272,6 +241,6 @@ def _report(program: ExportedProgram, partitioner: Sequence[Partitioner], notes:
                 continue
             if n.target is executorch_call_delegate:
                 report.delegates.append(getattr(gm, n.args[0].target).backend_id)
-            elif isinstance(n.meta.get("val"), torch.Tensor) and "getitem" not in str(n.target):
+            elif n.target is not getitem and any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(n.meta.get("val"))):
                 report.remaining[n.name] = reasons.get(n.name, "not taken by the partitioner")
     return report

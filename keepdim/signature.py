@@ -1,0 +1,73 @@
+"""How a lowered method is called: its contract, the structure of its arguments and results, and how integers travel.
+
+It stands in the file as the result of a constant method, so that any app can read it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+import torch.utils._pytree as pytree
+
+from .contract import VERSION, Contract, decode
+from .errors import fail
+
+CONTRACT_METHOD = "keepdim_contract"
+
+
+class Transport(NamedTuple):
+    """How one flat input travels: as it is, as `size` of an empty tensor (value - offset), or as an `item`.
+
+    ExecuTorch freezes plain integers, so those that may change become tensors.
+    """
+
+    kind: str = ""
+    offset: int = 0
+
+    def pack(self, value: Any) -> Any:
+        """The input as the method takes it."""
+        if self.kind == "size":
+            return torch.empty(value - self.offset, 0)
+        return torch.tensor(value) if self.kind == "item" else value
+
+
+class _Wire(msgspec.Struct):
+    in_spec: str
+    out_spec: str
+    transports: list[tuple[str, int]]
+    constants: list[Any]
+
+
+class Signature(NamedTuple):
+    """All that is needed to call a method like the model it came from."""
+
+    contract: Contract
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    transports: list[Transport]
+    constants: list[Any]  # per input: the one value that an argument of dtype "python" may have
+
+    def to_json(self) -> str:
+        """The text that the constant method returns; a contract with one more key."""
+        try:
+            specs = [pytree.treespec_dumps(s) for s in (self.in_spec, self.out_spec)]
+            wire = _Wire(*specs, [tuple(t) for t in self.transports], self.constants)
+            body = {"version": VERSION, "contract": self.contract.to_wire(self.contract.table()), "signature": wire}
+            return msgspec.json.encode(body).decode()
+        except (NotImplementedError, TypeError) as e:
+            fail("lower", "signature", f"its arguments or results cannot be written to a file ({e})",
+                 "Take and return tensors, numbers, tuples, lists and dicts", e)  # fmt: skip
+
+    @staticmethod
+    def from_json(text: str) -> Signature:
+        """Back from the text."""
+        raw = decode(text)
+        try:
+            wire = msgspec.convert(raw.get("signature"), _Wire)
+            specs = [pytree.treespec_loads(s) for s in (wire.in_spec, wire.out_spec)]
+        except (msgspec.ValidationError, ValueError, NotImplementedError) as e:
+            fail("load", "signature", f"cannot be read ({e})", cause=e)
+        contract = Contract.from_wire(raw["contract"])[0]
+        return Signature(contract, *specs, [Transport(*t) for t in wire.transports], wire.constants)
