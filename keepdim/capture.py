@@ -43,7 +43,9 @@ class Captured:
     notes: list[str] = field(default_factory=list)
 
 
-def capture(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None) -> Captured:
+def capture(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
+) -> Captured:
     """Export a model, or take an ExportedProgram, with a contract that holds over its whole range."""
     if isinstance(model, ExportedProgram):
         return _from_program(model)
@@ -79,7 +81,9 @@ MODES = (
 )
 
 
-def _export(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> ExportedProgram:
+def _export(
+    mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+) -> ExportedProgram:
     try:
         with fx_config.patch(backed_size_oblivious=mode.oblivious), torch.no_grad():
             return export(model, args, kwargs, dynamic_shapes=shapes, strict=False,
@@ -118,7 +122,9 @@ def _from_program(ep: ExportedProgram) -> Captured:
     assert in_spec is not None and out_spec is not None
     _strip_asserts(own)
     user = [s.arg for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
-    constants = [getattr(a, "value", None) if s.dtype == "python" else None for s, a in zip(contract.inputs, user, strict=True)]
+    constants = [
+        getattr(a, "value", None) if s.dtype == "python" else None for s, a in zip(contract.inputs, user, strict=True)
+    ]
     signature = Signature(contract, in_spec, out_spec, [Transport()] * len(contract.inputs), constants)
     return Captured(own, signature, {})
 
@@ -148,7 +154,11 @@ def _specs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     if shapes is None:
         return [None] * len(paths)
     names = _argument_names(model, len(args))
-    by_name = dict(zip([n for n, _ in dict.fromkeys(names)], shapes, strict=False)) if isinstance(shapes, (tuple, list)) else shapes
+    by_name = (
+        dict(zip([n for n, _ in dict.fromkeys(names)], shapes, strict=False))
+        if isinstance(shapes, (tuple, list))
+        else shapes
+    )
 
     def find(path: Any) -> Any:
         side, first, *rest = [_key(k) for k in path]
@@ -231,10 +241,21 @@ def _narrowed(contract: Contract, specs: list[Any]) -> list[str]:
                 continue
             have = dims[d].bounds
             lo, hi = _whole(lo), _whole(hi)
-            if (lo is not None and have[0] is not None and have[0] > lo) or (hi is not None and have[1] is not None and have[1] < hi):
+            if (lo is not None and have[0] is not None and have[0] > lo) or (
+                hi is not None and have[1] is not None and have[1] < hi
+            ):
                 place = f"input {i} {contract.inputs[i].name!r} dim {d}"
-                notes.append(sentence("capture", place, f"declared {range_text(lo, hi)}, but torch.export allows only {range_text(*have)}"))
-    notes += [sentence("capture", "constraint", f"the model holds only where {c} ({c.sentence})") for c in contract.constraints]
+                notes.append(
+                    sentence(
+                        "capture",
+                        place,
+                        f"declared {range_text(lo, hi)}, but torch.export allows only {range_text(*have)}",
+                    )
+                )
+    notes += [
+        sentence("capture", "constraint", f"the model holds only where {c} ({c.sentence})")
+        for c in contract.constraints
+    ]
     return notes
 
 
@@ -314,7 +335,9 @@ def _run(make: Callable[[], Any], flat: list[Any], in_spec: pytree.TreeSpec, sub
             torch.manual_seed(0)
             return make()(*args, **kwargs)
     except Exception as e:  # whatever a model raises: it does not run at a size its contract promises
-        fail("capture", subject, f"{who} fails there: {' '.join(str(e).split())[:200]}", "Raise the lower bound", cause=e)
+        fail(
+            "capture", subject, f"{who} fails there: {' '.join(str(e).split())[:200]}", "Raise the lower bound", cause=e
+        )
 
 
 def _same(want: Any, got: Any, subject: str) -> None:
@@ -328,9 +351,19 @@ def _same(want: Any, got: Any, subject: str) -> None:
                     torch.testing.assert_close(b, a, equal_nan=True)
                     continue
                 problem = f"values off by {(a.double() - b.double()).abs().max():.2g}"
-            fail("capture", subject, f"torch.export gives {problem}", "The model branches on a size: use torch.cond, or raise the lower bound")
+            fail(
+                "capture",
+                subject,
+                f"torch.export gives {problem}",
+                "The model branches on a size: use torch.cond, or raise the lower bound",
+            )
         elif a != b:
-            fail("capture", subject, f"torch.export gives {b} instead of {a}", "The model branches on a size: raise the lower bound")
+            fail(
+                "capture",
+                subject,
+                f"torch.export gives {b} instead of {a}",
+                "The model branches on a size: raise the lower bound",
+            )
 
 
 # ---------------------------------------------------------------- integers
@@ -359,8 +392,15 @@ class _IntsAsTensors(torch.nn.Module):
         return self.model(*args, **kwargs)
 
 
-def _with_ints_as_tensors(mode: Mode, model: torch.nn.Module, contract: Contract, leaves: list[Any], in_spec: pytree.TreeSpec,
-                          specs: list[Any], transports: list[Transport]) -> tuple[ExportedProgram, dict[str, str]]:  # fmt: skip
+def _with_ints_as_tensors(
+    mode: Mode,
+    model: torch.nn.Module,
+    contract: Contract,
+    leaves: list[Any],
+    in_spec: pytree.TreeSpec,
+    specs: list[Any],
+    transports: list[Transport],
+) -> tuple[ExportedProgram, dict[str, str]]:
     flat_specs = []
     for i, (spec, t) in enumerate(zip(specs, transports, strict=True)):
         if t.kind == "size":
@@ -370,7 +410,9 @@ def _with_ints_as_tensors(mode: Mode, model: torch.nn.Module, contract: Contract
         flat_specs.append(None if t.kind == "item" else spec)
     packed = tuple(t.pack(x) for x, t in zip(leaves, transports, strict=True))
     # A size of 0 or 1 in an example would be specialised.
-    packed = tuple(torch.empty(max(x.shape[0], 2), 0) if t.kind == "size" else x for x, t in zip(packed, transports, strict=True))
+    packed = tuple(
+        torch.empty(max(x.shape[0], 2), 0) if t.kind == "size" else x for x, t in zip(packed, transports, strict=True)
+    )
     wrapped = _IntsAsTensors(copy.deepcopy(model), in_spec, transports)
     ep = _export(mode, wrapped, packed, {}, (tuple(flat_specs),))
     names = _names(ep, flat_specs)
@@ -383,7 +425,9 @@ def _with_ints_as_tensors(mode: Mode, model: torch.nn.Module, contract: Contract
 
 def needs_upper_bound(contract: Contract) -> Symbol | None:
     """The first symbol without an upper bound that some size depends on."""
-    sizes: list[Dim] = [d for s in (*contract.inputs, *contract.outputs) if s.dtype not in ("int", "python") for d in s.dims]
+    sizes: list[Dim] = [
+        d for s in (*contract.inputs, *contract.outputs) if s.dtype not in ("int", "python") for d in s.dims
+    ]
     for s in contract.symbols:
         if s.hi is None and any(s.name in d.symbols() for d in sizes):
             return s

@@ -14,13 +14,12 @@ import msgspec
 import torch
 
 from . import demo, pte
-from .contract import Spec
+from .contract import DTYPES, Spec
 from .errors import KeepdimError, fail
 from .module import load, lower
 from .signature import Signature
 
-DTYPE_OF = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "i8": torch.int8,
-            "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "bool": torch.bool}  # fmt: skip
+DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 
 EXAMPLES = """examples:
   keepdim lower model.py:make -o model.pte       make() returns (model, args, dynamic_shapes)
@@ -65,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("-o", "--output", type=Path, required=True, help="the .pte to write")
     p = command("run", _run, "run a .pte on inputs and print the results")
     p.add_argument("file", type=Path)
-    p.add_argument("--input", action="append", default=[], metavar="NAME=VALUE",
-                   help="randn:1,17,64 | zeros:SHAPE | ones:SHAPE | randint:HIGH:SHAPE | x.npy | x.pt | an integer")  # fmt: skip
+    forms = "randn:1,17,64 | zeros:SHAPE | ones:SHAPE | randint:HIGH:SHAPE | x.npy | x.pt | an integer"
+    p.add_argument("--input", action="append", default=[], metavar="NAME=VALUE", help=forms)
     p.add_argument("--seed", type=int, default=0, help="of randn and randint (default 0)")
     p.add_argument("-o", "--output", type=Path, help="save the results here as well (torch.save)")
     p = command("inspect", _inspect, "print the contract and the programs of a .pte")
@@ -136,11 +135,21 @@ def _value(spec: Spec, text: str | None) -> Any:
     try:
         high, _, shape = rest.partition(":") if kind == "randint" else ("", "", rest)
         sizes = [int(n) for n in shape.split(",") if n]
-        make = {"randn": lambda: torch.randn(sizes), "zeros": lambda: torch.zeros(sizes), "ones": lambda: torch.ones(sizes),
-                "randint": lambda: torch.randint(int(high), sizes)}[kind]  # fmt: skip
+        make = {
+            "randn": lambda: torch.randn(sizes),
+            "zeros": lambda: torch.zeros(sizes),
+            "ones": lambda: torch.ones(sizes),
+            "randint": lambda: torch.randint(int(high), sizes),
+        }[kind]
         return make().to(DTYPE_OF[spec.dtype])
     except (KeyError, ValueError) as e:
-        fail("cli", f"input {spec.name!r}", f"{text!r} is not understood", "Say randn:1,17,64, zeros:…, ones:…, randint:HIGH:…, x.npy or x.pt", e)
+        fail(
+            "cli",
+            f"input {spec.name!r}",
+            f"{text!r} is not understood",
+            "Say randn:1,17,64, zeros:…, ones:…, randint:HIGH:…, x.npy or x.pt",
+            e,
+        )
 
 
 def _read(path: Path) -> torch.Tensor:
@@ -164,13 +173,7 @@ def _inspect(args: argparse.Namespace) -> int:
     contract = Signature.from_json(pte.contract_text(args.file)).contract
     found = list(pte.delegates(args.file))
     if args.json:
-        body = {
-            "contract": msgspec.Raw(contract.to_json()),
-            "delegates": [
-                {"method": d.method, "backend": d.backend, "program": msgspec.Raw(d.program.to_json()) if d.program else None,
-                 "weights": d.weight_bytes} for d in found
-            ],
-        }  # fmt: skip
+        body = {"contract": msgspec.Raw(contract.to_json()), "delegates": [_delegate_json(d) for d in found]}
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(body)).decode() + "\n")
         return 0
     print(f"contract of {args.file}\n{contract}")
@@ -183,3 +186,8 @@ def _inspect(args: argparse.Namespace) -> int:
     if args.verify:
         print("every checksum holds")
     return 0
+
+
+def _delegate_json(d: pte.Delegate) -> dict[str, Any]:
+    program = msgspec.Raw(d.program.to_json()) if d.program is not None else None
+    return {"method": d.method, "backend": d.backend, "program": program, "weights": d.weight_bytes}

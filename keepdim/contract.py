@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import sympy
@@ -28,7 +29,20 @@ DTYPES: dict[torch.dtype, str] = {
     torch.bool: "bool",
 }  # fmt: skip
 # "int" is a host integer, its one dim is its value; "python" is any other constant argument.
-DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i8": 1, "u8": 1, "i16": 2, "i32": 4, "i64": 8, "bool": 1, "int": 0, "python": 0}
+DTYPE_BYTES = {
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "f64": 8,
+    "i8": 1,
+    "u8": 1,
+    "i16": 2,
+    "i32": 4,
+    "i64": 8,
+    "bool": 1,
+    "int": 0,
+    "python": 0,
+}
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -172,8 +186,8 @@ def decode(data: bytes | str) -> dict[str, Any]:
         fail("verify", "program", "has no version or no contract", "Is this a file of keepdim?")
     if version != VERSION:
         newer = version > VERSION
-        fail("verify", "program", f"format version {version} is {'newer than' if newer else 'not'} what this build reads ({VERSION})",
-             "Upgrade keepdim" if newer else "Lower the model again")  # fmt: skip
+        fact = f"format version {version} is {'newer than' if newer else 'not what'} this build reads ({VERSION})"
+        fail("verify", "program", fact, "Upgrade keepdim" if newer else "Lower the model again")
     return raw
 
 
@@ -192,10 +206,11 @@ def convert(raw: Any, kind: type, dims: Sequence[Dim]) -> Any:
 
 
 # ---------------------------------------------------------------- solving symbols from places
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """One number of a call and the Dim it has to equal."""
 
-    kind: str
+    kind: str  # as in Source
     input: int
     index: int
     dim: Dim
@@ -231,7 +246,7 @@ def solve(places: Sequence[Place]) -> tuple[list[Symbol], list[Place]]:
                 progress = False
                 continue
             sym = _symbol_of(p.dim, name)
-            found[name] = Symbol(name, *sym.bounds, Source(p.kind, p.input, p.index, *form))
+            found[name] = Symbol(name, sym.lo, sym.hi, Source(p.kind, p.input, p.index, *form))
             progress = True
             break
     return list(found.values()), [p for p in open_places if p.dim.symbols() - found.keys()]
@@ -491,4 +506,16 @@ def _item_place(node: torch.fx.Node, inputs: Mapping[str, int]) -> tuple[int, in
     return inputs[tensor.name], index
 
 
-__all__ = ["DTYPES", "VERSION", "Constraint", "Contract", "KeepdimError", "Place", "Source", "Spec", "Symbol", "solve", "to_dim"]
+__all__ = [
+    "DTYPES",
+    "VERSION",
+    "Constraint",
+    "Contract",
+    "KeepdimError",
+    "Place",
+    "Source",
+    "Spec",
+    "Symbol",
+    "solve",
+    "to_dim",
+]

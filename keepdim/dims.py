@@ -11,12 +11,13 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Union
+from typing import Any
 
 from .errors import KeepdimError, fail
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 Bounds = tuple[int | None, int | None]  # inclusive; None is infinite
+ZERO: Bounds = (0, 0)
 
 
 def checked(value: int, what: str = "value") -> int:
@@ -57,10 +58,14 @@ class Op:
         if self.kind in ("max", "min"):
             return f"{self.kind}({', '.join(map(str, self.args))})"
         sign = "//" if self.kind == "floordiv" else "%"
-        return f" {sign} ".join(a.operand() for a in self.args) if sign == "%" else sign.join(a.operand() for a in self.args)
+        return (
+            f" {sign} ".join(a.operand() for a in self.args)
+            if sign == "%"
+            else sign.join(a.operand() for a in self.args)
+        )
 
 
-Atom = Union[Sym, Op]
+Atom = Sym | Op
 Factors = tuple[Atom, ...]
 
 
@@ -83,7 +88,7 @@ class Dim:
         kept.sort(key=lambda t: (-len(t[0]), [str(a) for a in t[0]]))
         self.terms = tuple(kept)
         self._hash = hash(self.terms)
-        self.bounds = reduce(_add_bounds, (_term_bounds(f, c) for f, c in kept), (0, 0))
+        self.bounds = reduce(_add_bounds, (_term_bounds(f, c) for f, c in kept), ZERO)
 
     # -- making
     @staticmethod
@@ -128,7 +133,8 @@ class Dim:
 
     def linear_in(self, name: str) -> tuple[Dim, Dim] | None:
         """(mul, add) with self == mul*name + add and name in neither; None if there is no such form."""
-        mul, add = {}, {}
+        mul: dict[Factors, int] = {}
+        add: dict[Factors, int] = {}
         for factors, c in self.terms:
             here = [i for i, a in enumerate(factors) if isinstance(a, Sym) and a.name == name]
             rest = factors[: here[0]] + factors[here[0] + 1 :] if here else factors
@@ -274,7 +280,8 @@ def _mul_bounds(a: Bounds, b: Bounds) -> Bounds:
 
 
 def _term_bounds(factors: Factors, c: int) -> Bounds:
-    return reduce(_mul_bounds, (a.bounds for a in factors), (c, c))
+    start: Bounds = (c, c)
+    return reduce(_mul_bounds, (a.bounds for a in factors), start)
 
 
 def _floordiv_bounds(a: Bounds, b: Bounds) -> Bounds:
@@ -469,7 +476,11 @@ def proven(lhs: Dim | int, cmp: str, rhs: Dim | int) -> bool:
     """`decide`, but an undecidable comparison is an error: it never guesses."""
     answer = decide(lhs, cmp, rhs)
     if answer is None:
-        fail("dims", f"{lhs} {CMPS[cmp][0]} {rhs}", f"is true for some sizes only (bounds {Dim.of(lhs).bounds}, {Dim.of(rhs).bounds})")
+        fail(
+            "dims",
+            f"{lhs} {CMPS[cmp][0]} {rhs}",
+            f"is true for some sizes only (bounds {Dim.of(lhs).bounds}, {Dim.of(rhs).bounds})",
+        )
     return answer
 
 

@@ -186,9 +186,9 @@ class _Builder:
                 raise Unsupported("reads data on the host")
             return
         if node.target is getitem:
-            self.ids[node] = self.ids[node.args[0]][node.args[1]]  # type: ignore[index]
+            self.ids[node] = self.ids[node.args[0]][node.args[1]]
             return
-        row = ROWS.get(overload(node))  # type: ignore[arg-type]
+        row = ROWS.get(overload(node))
         if row is None:
             raise Unsupported(f"no row for {overload(node) or node.target}")
         val = node.meta["val"]
@@ -236,12 +236,16 @@ class _Builder:
     # -- the end
     def free(self, outputs: Sequence[Any]) -> Program:
         """A Program in which every symbol is an integer input: to ask an engine about single nodes."""
-        used = {a for v in (*self.specs, *self.values) for d in v.dims for a in _symbols_in(d)}
+        shapes: list[Spec | Value] = [*self.specs, *self.values]
+        used = {a for v in shapes for d in v.dims for a in _symbols_in(d)}
         used |= {a for n in self.nodes for v in n.attrs.values() for d in _attr_dims(v) for a in _symbols_in(d)}
         base = len(self.specs)
         extra = [Spec(self._name(f"symbol_{s.name}"), "int", (Dim({(s,): 1}),)) for s in sorted(used, key=str)]
         shift = {i: i + len(extra) for i in range(base, base + len(self.values))}
-        nodes = [Node(n.op, tuple(shift.get(i, i) for i in n.ins), tuple(shift[i] for i in n.outs), n.attrs) for n in self.nodes]
+        nodes = [
+            Node(n.op, tuple(shift.get(i, i) for i in n.ins), tuple(shift[i] for i in n.outs), n.attrs)
+            for n in self.nodes
+        ]
         places = [Place("int", base + k, 0, s.dims[0]) for k, s in enumerate(extra)]
         results = self._results(outputs)
         self.specs, self.nodes = self.specs + extra, nodes
@@ -255,7 +259,11 @@ class _Builder:
             symbols, rest = solve(self.places)
         if rest:
             p = rest[0]
-            fail("lower", f"delegate input {self.specs[p.input].name!r} dim {p.index}", f"its size {p.dim} cannot be solved")
+            fail(
+                "lower",
+                f"delegate input {self.specs[p.input].name!r} dim {p.index}",
+                f"its size {p.dim} cannot be solved",
+            )
         program = passes.run(self._program(self._results(outputs), symbols))
         used = {v.key for v in program.values if v.key}
         return Lowered(verify(program), {k: w for k, w in self.weights.items() if k in used})
@@ -287,7 +295,9 @@ class _Builder:
 
             self.specs = [Spec(s.name, s.dtype, tuple(map(swap, s.dims))) for s in self.specs]
             self.values = [Value(v.name, v.dtype, tuple(map(swap, v.dims)), v.kind, v.key) for v in self.values]
-            self.nodes = [Node(n.op, n.ins, n.outs, {k: _map_attr(swap, v) for k, v in n.attrs.items()}) for n in self.nodes]
+            self.nodes = [
+                Node(n.op, n.ins, n.outs, {k: _map_attr(swap, v) for k, v in n.attrs.items()}) for n in self.nodes
+            ]
             self.places = [Place(q.kind, q.input, q.index, swap(q.dim)) for q in self.places]
 
 

@@ -137,7 +137,12 @@ def _to_edge(captured: Captured, partitioner: list[Partitioner]) -> Any:
         except KeepdimError:
             raise
         except Exception as e:  # ExecuTorch raises many kinds; the reader needs one
-            fail("lower", "ExecuTorch", f"cannot lower this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}", cause=e)
+            fail(
+                "lower",
+                "ExecuTorch",
+                f"cannot lower this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}",
+                cause=e,
+            )
 
 
 def _to_executorch(edge: Any) -> Any:
@@ -146,7 +151,12 @@ def _to_executorch(edge: Any) -> Any:
     except KeepdimError:
         raise
     except Exception as e:  # as above
-        fail("lower", "ExecuTorch", f"cannot emit this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}", cause=e)
+        fail(
+            "lower",
+            "ExecuTorch",
+            f"cannot emit this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}",
+            cause=e,
+        )
 
 
 # ---------------------------------------------------------------- foreign partitioners
@@ -176,7 +186,12 @@ def _watch(env: Any, symbols: dict[str, Dim], who: str) -> Iterator[None]:
         fail("lower", who, f"specialises {symbols[str(s)]} to {e}", "Its delegate would be right at that size only")
     for e in new:
         if {str(s) for s in e.free_symbols} <= symbols.keys() and to_constraints(e, symbols, who):
-            fail("lower", who, f"decides {e}, which the contract leaves open", "Its delegate would be right on one side only")
+            fail(
+                "lower",
+                who,
+                f"decides {e}, which the contract leaves open",
+                "Its delegate would be right on one side only",
+            )
 
 
 class _Watched(Partitioner):
@@ -241,6 +256,8 @@ def _report(program: ExportedProgram, partitioner: Sequence[Partitioner], notes:
                 continue
             if n.target is executorch_call_delegate:
                 report.delegates.append(getattr(gm, n.args[0].target).backend_id)
-            elif n.target is not getitem and any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(n.meta.get("val"))):
+            elif n.target is not getitem and any(
+                isinstance(v, torch.Tensor) for v in pytree.tree_leaves(n.meta.get("val"))
+            ):
                 report.remaining[n.name] = reasons.get(n.name, "not taken by the partitioner")
     return report

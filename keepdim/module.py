@@ -96,7 +96,12 @@ class Module:
             said = _native.last_error()
             if said:
                 raise KeepdimError(said) from None
-            fail("run", "method 'forward'", f"an ExecuTorch kernel refused the input ({' '.join(str(e).split())})", cause=e)
+            fail(
+                "run",
+                "method 'forward'",
+                f"an ExecuTorch kernel refused the input ({' '.join(str(e).split())})",
+                cause=e,
+            )
 
     def save(self, path: str | Path) -> None:
         """Write the file; `keepdim.load` and any ExecuTorch app with keepdim's library read it."""
@@ -150,7 +155,11 @@ def lower(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
-    log.info("lowered: %d delegates, %d nodes with ExecuTorch", len(artifact.report.delegates), len(artifact.report.remaining))
+    log.info(
+        "lowered: %d delegates, %d nodes with ExecuTorch",
+        len(artifact.report.delegates),
+        len(artifact.report.remaining),
+    )
     module.exported_program, module.report = artifact.exported_program, artifact.report
     return module
 

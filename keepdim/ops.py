@@ -351,7 +351,9 @@ def _embedding(b: Sink, name: str, a: Args, out: Shape) -> int:
 def _arange(b: Sink, name: str, a: Args, out: Shape) -> int:
     a.ignore("end", *PLACEMENT)
     start, step = a.number("start"), a.number("step")
-    return b.emit(name, [], out, start=Dim.const(0) if start is None else start, step=Dim.const(1) if step is None else step)
+    return b.emit(
+        name, [], out, start=Dim.const(0) if start is None else start, step=Dim.const(1) if step is None else step
+    )
 
 
 def _full(value: str | Dim) -> Lower:
@@ -410,13 +412,20 @@ op("rms_norm", aten.rms_norm.default, lower=_rms_norm)
 op("reshape", aten.view_copy.default, aten.view.default, aten.reshape.default, aten.unsqueeze_copy.default,
    aten.unsqueeze.default, aten.squeeze_copy.dims, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze.dim,
    aten.squeeze.default, aten.squeeze_copy.default, aten.flatten.using_ints, lower=_reshape)  # fmt: skip
-op("permute", aten.permute_copy.default, aten.permute.default, aten.transpose.int, aten.transpose_copy.int, lower=_permute)
+op(
+    "permute",
+    aten.permute_copy.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.transpose_copy.int,
+    lower=_permute,
+)
 op("expand", aten.expand_copy.default, aten.expand.default, lower=_expand)
 op("expand", aten.copy.default, lower=_copy_into)
 op("cat", aten.cat.default, lower=_cat)
 op("slice", aten.slice_copy.Tensor, aten.slice.Tensor, lower=_slice)
-op("slice", aten.split_with_sizes_copy.default, aten.split_with_sizes.default, aten.split_copy.Tensor, aten.split.Tensor,
-   aten.chunk.default, lower=_split)  # fmt: skip
+op("slice", aten.split_with_sizes_copy.default, aten.split_with_sizes.default, lower=_split)
+op("slice", aten.split_copy.Tensor, aten.split.Tensor, aten.chunk.default, lower=_split)
 op("select", aten.select_copy.int, aten.select.int, lower=_select)
 op("embedding", aten.embedding.default, lower=_embedding)
 op("arange", aten.arange.start_step, aten.arange.default, aten.arange.start, lower=_arange)

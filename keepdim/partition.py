@@ -196,7 +196,11 @@ def _without_idle_sizes(nodes: list[FxNode]) -> list[FxNode]:
     kept: set[FxNode] = set()
     inside = set(nodes)
     for n in reversed(nodes):
-        if not frontend.is_size(n) or any(u in kept for u in n.users) or any(_made_by(i, inside) for i in n.all_input_nodes):
+        if (
+            not frontend.is_size(n)
+            or any(u in kept for u in n.users)
+            or any(_made_by(i, inside) for i in n.all_input_nodes)
+        ):
             kept.add(n)
     return [n for n in nodes if n in kept]
 

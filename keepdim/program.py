@@ -78,7 +78,8 @@ class Program(msgspec.Struct, frozen=True):
         table = self.contract.table()
         contract = self.contract.to_wire(table)
         body = msgspec.to_builtins(
-            {"values": self.values, "nodes": [_plain(n) for n in self.nodes], "results": self.results}, enc_hook=table.id
+            {"values": self.values, "nodes": [_plain(n) for n in self.nodes], "results": self.results},
+            enc_hook=table.id,
         )
         return msgspec.json.encode({"version": VERSION, "contract": contract, **body})
 
@@ -118,7 +119,9 @@ def _walk(nodes: Iterable[Node]) -> Iterator[Node]:
 
 def _plain(n: Node) -> dict[str, Any]:
     """A node for the wire: floats that JSON lacks become strings."""
-    attrs = {k: str(v) if isinstance(v, float) and (v != v or abs(v) == float("inf")) else v for k, v in n.attrs.items()}
+    attrs = {
+        k: str(v) if isinstance(v, float) and (v != v or abs(v) == float("inf")) else v for k, v in n.attrs.items()
+    }
     regions = [{"nodes": [_plain(m) for m in r.nodes], "results": r.results} for r in n.regions]
     return {"op": n.op, "ins": n.ins, "outs": n.outs, "attrs": attrs, "regions": regions}
 
@@ -164,7 +167,9 @@ def schema() -> dict[str, Any]:
     >>> "Contract" in schema()["$defs"]
     True
     """
-    return msgspec.json.schema(Program, schema_hook=lambda t: {"type": "integer", "description": "a row of contract.dims"})
+    return msgspec.json.schema(
+        Program, schema_hook=lambda t: {"type": "integer", "description": "a row of contract.dims"}
+    )
 
 
 # ---------------------------------------------------------------- verify
@@ -383,7 +388,9 @@ class _TextReader:
             fail("text", "program", f"format version {version} is not {VERSION}")
         raw_symbols = []
         while (line := self._take("symbol ")) is not None:
-            s = self._match(r"symbol (\w+): (-?\d*)\.\.(-?\d*) from (\S+)\.(\w+)\((\d+)\) = \((.*)\) \* \w+ \+ \((.*)\)", line)
+            s = self._match(
+                r"symbol (\w+): (-?\d*)\.\.(-?\d*) from (\S+)\.(\w+)\((\d+)\) = \((.*)\) \* \w+ \+ \((.*)\)", line
+            )
             name, lo, hi = s[0], int(s[1]) if s[1] else None, int(s[2]) if s[2] else None
             self.dims[name] = Dim.symbol(name, lo, hi)
             raw_symbols.append((name, lo, hi, s[3:]))
@@ -398,7 +405,9 @@ class _TextReader:
             self.symbols.append(Symbol(name, lo, hi, source))
         constraints = []
         while (line := self._take("require ")) is not None:
-            lhs, sign, rhs, why = self._match(r"require (.*?) (==|!=|<=|>=|<|>) (.*?)  # (.*)", line.rstrip("\n") + ("" if "  # " in line else "  # "))
+            lhs, sign, rhs, why = self._match(
+                r"require (.*?) (==|!=|<=|>=|<|>) (.*?)  # (.*)", line.rstrip("\n") + ("" if "  # " in line else "  # ")
+            )
             cmp = next(k for k, (text, _) in CMPS.items() if text == sign)
             constraints.append(Constraint(self._dim(lhs), cmp, self._dim(rhs), why))
         while (line := self._take("const ") or self._take("state ")) is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+
 from .errors import fail
 from .program import Program
 from .signature import CONTRACT_METHOD
@@ -115,14 +116,24 @@ def check(path: Path, weights: bool = False) -> Trailer:
             fail("load", str(path), "is corrupt: its bytes do not match its checksum", "Copy or lower it again")
         for w in t.weights if weights else []:
             if hashlib.sha256(data[w.offset : w.offset + w.size]).hexdigest() != w.sha256:
-                fail("load", f"weight {w.key!r} of {path}", "is corrupt: its bytes do not match its checksum", "Copy or lower it again")
+                fail(
+                    "load",
+                    f"weight {w.key!r} of {path}",
+                    "is corrupt: its bytes do not match its checksum",
+                    "Copy or lower it again",
+                )
         return t
 
 
 def _read_trailer(data: Any, path: Path) -> Trailer:
     size = len(data)
     if size < FOOTER or bytes(data[size - len(MAGIC) :]) != MAGIC:
-        fail("load", str(path), f"has no keepdim trailer at its end ({size} bytes)", "It is truncated, or not saved by keepdim")
+        fail(
+            "load",
+            str(path),
+            f"has no keepdim trailer at its end ({size} bytes)",
+            "It is truncated, or not saved by keepdim",
+        )
     length = int.from_bytes(data[size - len(MAGIC) - 8 : size - len(MAGIC)], "little")
     start = size - FOOTER - length
     body = bytes(data[max(start, 0) : size - FOOTER])

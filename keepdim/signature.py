@@ -52,8 +52,8 @@ class Signature(NamedTuple):
     def to_json(self) -> str:
         """The text that the constant method returns; a contract with one more key."""
         try:
-            specs = [pytree.treespec_dumps(s) for s in (self.in_spec, self.out_spec)]
-            wire = _Wire(*specs, [tuple(t) for t in self.transports], self.constants)
+            ins, outs = pytree.treespec_dumps(self.in_spec), pytree.treespec_dumps(self.out_spec)
+            wire = _Wire(ins, outs, [(t.kind, t.offset) for t in self.transports], self.constants)
             body = {"version": VERSION, "contract": self.contract.to_wire(self.contract.table()), "signature": wire}
             return msgspec.json.encode(body).decode()
         except (NotImplementedError, TypeError) as e:
@@ -66,8 +66,8 @@ class Signature(NamedTuple):
         raw = decode(text)
         try:
             wire = msgspec.convert(raw.get("signature"), _Wire)
-            specs = [pytree.treespec_loads(s) for s in (wire.in_spec, wire.out_spec)]
+            ins, outs = pytree.treespec_loads(wire.in_spec), pytree.treespec_loads(wire.out_spec)
         except (msgspec.ValidationError, ValueError, NotImplementedError) as e:
             fail("load", "signature", f"cannot be read ({e})", cause=e)
         contract = Contract.from_wire(raw["contract"])[0]
-        return Signature(contract, *specs, [Transport(*t) for t in wire.transports], wire.constants)
+        return Signature(contract, ins, outs, [Transport(*t) for t in wire.transports], wire.constants)
