@@ -19,7 +19,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
 
-from .dims import CMPS, MAKE, Dim, Table, decide, range_text
+from .dims import CMPS, MAKE, Dim, Table, decide, never_zero, range_text
 from .errors import KeepdimError, fail
 
 VERSION = 1
@@ -165,7 +165,11 @@ class Contract(msgspec.Struct, frozen=True):
             known = [msgspec.convert({k: s.get(k) for k in ("name", "lo", "hi")}, _SymbolHead) for s in raw["symbols"]]
         except (msgspec.ValidationError, AttributeError) as e:
             fail("verify", "symbols", str(e), cause=e)
-        dims = Table.read(raw.get("dims"), [Dim.symbol(s.name, s.lo, s.hi) for s in known])
+        try:
+            symbols = [Dim.symbol(s.name, s.lo, s.hi) for s in known]
+        except KeepdimError as e:
+            fail("verify", "contract", str(e).partition("] ")[2], cause=e)
+        dims = Table.read(raw.get("dims"), symbols)
         return convert(raw, Contract, dims), dims
 
 
@@ -179,10 +183,10 @@ def decode(data: bytes | str) -> dict[str, Any]:
     """JSON of the right version, or a sentence."""
     try:
         raw = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         fail("verify", "program", f"is not JSON ({e})", cause=e)
     version = raw.get("version") if isinstance(raw, dict) else None
-    if not isinstance(version, int) or "contract" not in raw:
+    if not isinstance(version, int) or isinstance(version, bool) or "contract" not in raw:
         fail("verify", "program", "has no version or no contract", "Is this a file of keepdim?")
     if version != VERSION:
         newer = version > VERSION
@@ -241,7 +245,7 @@ def solve(places: Sequence[Place]) -> tuple[list[Symbol], list[Place]]:
                 continue
             name = unknown.pop()
             form = p.dim.linear_in(name)
-            if form is None or decide(form[0], "ne", 0) is not True:
+            if form is None or not never_zero(form[0]):
                 open_places.append(p)
                 progress = False
                 continue

@@ -87,7 +87,7 @@ class Dim:
         kept = [(f, checked(c, "a coefficient")) for f, c in terms.items() if c != 0]
         kept.sort(key=lambda t: (-len(t[0]), [str(a) for a in t[0]]))
         self.terms = tuple(kept)
-        self._hash = hash(self.terms)
+        self._hash = hash(self.terms if self.value is None else self.value)  # equal to its number
         self.bounds = reduce(_add_bounds, (_term_bounds(f, c) for f, c in kept), ZERO)
 
     # -- making
@@ -231,7 +231,7 @@ class Dim:
         for factors, c in self.terms:
             sign = ("-" if c < 0 else "") if not text else (" - " if c < 0 else " + ")
             number = [str(abs(c))] if abs(c) != 1 or not factors else []
-            alone = len(factors) == 1 and not number
+            alone = len(factors) == 1 and not number and (c > 0 or bool(text))  # -(s//2) is not -s//2
             text += sign + "*".join(number + [str(a) if alone else _factor(a) for a in factors])
         return text or "0"
 
@@ -313,9 +313,15 @@ def _min_bounds(*bs: Bounds) -> Bounds:
 
 
 # ---------------------------------------------------------------- the four operations
+def never_zero(d: Dim) -> bool:
+    """Whether its bounds leave zero out; the same test as the runtime's."""
+    lo, hi = d.bounds
+    return (lo is not None and lo > 0) or (hi is not None and hi < 0)
+
+
 def _nonzero(b: Dim) -> None:
     lo, hi = b.bounds
-    if not ((lo is not None and lo > 0) or (hi is not None and hi < 0)):
+    if not never_zero(b):
         fail("dims", f"divisor {b}", f"can be zero (its bounds are {range_text(lo, hi)})")
 
 
@@ -569,7 +575,12 @@ class Table:
         if not isinstance(rows, list):
             fail("verify", "dims", f"are not a list ({type(rows).__name__})")
         for i, row in enumerate(rows):
-            dims.append(_read_row(i, row, dims, symbols))
+            try:
+                dims.append(_read_row(i, row, dims, symbols))
+            except KeepdimError as e:  # of the arithmetic: here it is the file that is wrong
+                if e.stage == "verify":
+                    raise
+                fail("verify", f"dim {i}", str(e).partition("] ")[2], cause=e)
         return dims
 
 

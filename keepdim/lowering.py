@@ -1,6 +1,6 @@
 """From a captured program to a .pte that keeps its contract.
 
-Runs ExecuTorch's own flow under suppressed guards, with every foreign hook watched: a partitioner or backend that
+Runs ExecuTorch's own flow on an open ShapeEnv, with every foreign hook watched: a partitioner or backend that
 specialises a size is named. Ranges are written back at the end, because ExecuTorch rebuilds them from the ShapeEnv.
 """
 
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.fx.experimental.symbolic_shapes as symbolic_shapes
 import torch.utils._pytree as pytree
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from executorch.exir.lowered_backend_module import executorch_call_delegate
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import pte
 from .capture import Captured, needs_upper_bound
 from .contract import Contract, shape_env_of, to_constraints
 from .dims import Dim
 from .errors import KeepdimError, fail
-from .partition import GgmlPartitioner, graph_modules, restore_ranges
+from .partition import GgmlPartitioner, OpenShapeEnv, graph_modules, keep_open, restore_ranges
 from .signature import CONTRACT_METHOD
 
 # ExecuTorch runs these on sizes, but its check of the Edge dialect does not list them.
@@ -79,7 +79,7 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
     env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
     symbols = _symbols(captured)
     watched = [p if isinstance(p, GgmlPartitioner) else _Watched(p, env, symbols) for p in partitioner]
-    with _suppressed(env):
+    with _open(env):
         edge = _to_edge(captured, watched)
         program = edge.exported_program()
         restore_ranges(program, ranges)
@@ -92,37 +92,14 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
 
 
 @contextlib.contextmanager
-def _suppressed(env: Any) -> Iterator[None]:
-    """No new guards, because ExecuTorch's own checks would specialise sizes; but asserts over data, from which
-    the ranges of `.item()` symbols are read when a graph is traced again, still count."""
-    if env is None:
-        yield
-        return
-    original = env.guard_or_defer_runtime_assert
-
-    def deferred(expr: Any, msg: str, fx_node: Any = None) -> bool:
-        if expr.free_symbols <= env.backed_var_to_val.keys():
-            return original(expr, msg, fx_node)
-        with _recording(env):
-            return original(expr, msg, fx_node)
-
-    env.guard_or_defer_runtime_assert = deferred
-    try:
-        with env.suppress_guards():
-            yield
-    finally:
-        del env.guard_or_defer_runtime_assert
-
-
-@contextlib.contextmanager
-def _recording(env: Any) -> Iterator[None]:
-    """Guards count again for a while."""
-    env._suppress_guards_enter()
-    symbolic_shapes.TLS.suppress_guards = False
+def _open(env: Any) -> Iterator[None]:
+    """No stage decides a size."""
+    keep_open(env)
     try:
         yield
     finally:
-        env._suppress_guards_exit()
+        if env is not None:
+            env.__class__ = ShapeEnv
 
 
 def _to_edge(captured: Captured, partitioner: list[Partitioner]) -> Any:
@@ -166,18 +143,18 @@ def _symbols(captured: Captured) -> dict[str, Dim]:
 
 @contextlib.contextmanager
 def _watch(env: Any, symbols: dict[str, Dim], who: str) -> Iterator[None]:
-    """Let guards be recorded for a while; a new one that the contract does not imply is an error of `who`."""
+    """Let decisions about sizes be recorded for a while; one that the contract does not imply is an error of `who`."""
     if env is None:
         yield
         return
-    guards, replaced = len(env.guards), dict(env.replacements)
-    ranges = dict(env.var_to_range)
+    guards, replaced, ranges = len(env.guards), dict(env.replacements), dict(env.var_to_range)
+    env.__class__ = ShapeEnv
     try:
-        with _recording(env):
-            yield
+        yield
         new = [g.expr for g in env.guards[guards:]]
         fixed = {s: e for s, e in env.replacements.items() if s not in replaced and str(s) in symbols}
     finally:
+        env.__class__ = OpenShapeEnv
         del env.guards[guards:]
         for s in set(env.replacements) - set(replaced):
             del env.replacements[s]

@@ -20,6 +20,7 @@ from executorch.exir.graph_module import get_control_flow_submodules
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -30,6 +31,24 @@ from .errors import KeepdimError
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
+
+
+class OpenShapeEnv(ShapeEnv):
+    """A ShapeEnv in which a question about a size is answered for the example, but decides nothing.
+
+    ExecuTorch's own checks ask `if size == ...`, which would specialise the size for every later stage. Asserts over
+    data still count: from them the ranges of `.item()` symbols are read when a graph is traced again.
+    """
+
+    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+        with self.suppress_guards():
+            return super().evaluate_expr(*args, **kwargs)
+
+
+def keep_open(env: ShapeEnv | None) -> None:
+    """Make the ShapeEnv of a program that is about to be lowered an open one."""
+    if type(env) is ShapeEnv:
+        env.__class__ = OpenShapeEnv
 
 
 class KeepdimGgml(BackendDetails):
@@ -93,10 +112,11 @@ class GgmlPartitioner(Partitioner):
 
     # -- hooks of ExecuTorch, in the order they are called
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Read the contract while the program is pristine."""
+        """Read the contract while the program is pristine, and keep its sizes open from here on."""
         self.ranges = dict(exported_program.range_constraints)
         self.contract, self.symbols = Contract.read(exported_program, self.names)
         self._whole = None
+        keep_open(shape_env_of(n.meta.get("val") for n in exported_program.graph.nodes))
         return exported_program
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from functools import reduce
-from operator import mul
+from math import prod
 from typing import Any
 
 import msgspec
 
 from .contract import DTYPE_BYTES, VERSION, Constraint, Contract, Source, Spec, Symbol, convert, decode
-from .dims import CMPS, INT64_MAX, Dim, decide, parse, range_text
+from .dims import CMPS, INT64_MAX, Dim, never_zero, parse, range_text
 from .errors import fail
 
 NONE = -1  # a missing optional operand
+MAX_DEPTH = 32  # of regions inside regions; they are read recursively
 Attr = bool | Dim | float | str | tuple[Dim, ...]
 
 
@@ -134,14 +134,16 @@ class _NodeHead(msgspec.Struct):
     regions: list[dict[str, Any]] = []
 
 
-def _read_node(raw: Any, dims: list[Dim]) -> Node:
+def _read_node(raw: Any, dims: list[Dim], depth: int = 0) -> Node:
     head = convert(raw, _NodeHead, dims)
+    if head.regions and depth == MAX_DEPTH:
+        fail("verify", f"node {head.op!r}", f"regions are nested deeper than {MAX_DEPTH}")
     attrs = {k: _read_attr(k, v, dims) for k, v in head.attrs.items()}
     regions = []
     for r in head.regions:
         if not isinstance(r.get("nodes"), list):
             fail("verify", f"node {head.op!r}", "has a region without nodes")
-        nodes = tuple(_read_node(n, dims) for n in r["nodes"])
+        nodes = tuple(_read_node(n, dims, depth + 1) for n in r["nodes"])
         regions.append(Region(nodes, convert({"values": [], "results": r.get("results")}, _Body, dims).results))
     return Node(head.op, head.ins, head.outs, attrs, tuple(regions))
 
@@ -178,9 +180,10 @@ def verify(p: Program) -> Program:
     c = p.contract
     verify_contract(c)
     names: set[str] = set()
-    for spec in c.inputs:
+    for spec in (*c.inputs, *c.outputs):
         if spec.dtype == "python":
-            fail("verify", f"input {spec.name!r}", "a program takes tensors and integers only")
+            fail("verify", f"value {spec.name!r}", "a program takes and returns tensors and integers only")
+    for spec in c.inputs:
         _unique(spec.name, names)
     for v in p.values:
         _unique(v.name, names)
@@ -228,17 +231,17 @@ def _verify_source(c: Contract, s: Symbol, earlier: set[str]) -> None:
     if src.kind == "size":
         fits = tensor and 0 <= src.index < len(spec.dims)
     elif src.kind == "int":
-        fits = spec.dtype == "int"
+        fits = spec.dtype == "int" and 0 <= src.index < 2**32
     elif src.kind == "item":
-        count: Any = reduce(mul, spec.dims, Dim.const(1)).bounds[0]
-        fits = spec.dtype in ("i8", "u8", "i16", "i32", "i64") and count is not None and 0 <= src.index < count
+        least = prod(max(d.bounds[0] or 0, 0) for d in spec.dims)
+        fits = spec.dtype in ("i8", "u8", "i16", "i32", "i64") and 0 <= src.index < min(least, 2**32)
     else:
         fail("verify", subject, f"has a source of unknown kind {src.kind!r}")
     if not fits:
         fail("verify", subject, f"cannot be read as {src.kind} {src.index} of input {spec.name!r} ({spec})")
     if late := (src.mul.symbols() | src.add.symbols()) - earlier:
         fail("verify", subject, f"its source needs {', '.join(sorted(late))}, which is not bound before it")
-    if decide(src.mul, "ne", 0) is not True:
+    if not never_zero(src.mul):
         fail("verify", subject, f"its source's factor {src.mul} can be zero")
 
 
@@ -249,6 +252,8 @@ def _verify_dims(name: str, dtype: str, dims: tuple[Dim, ...]) -> None:
         if len(dims) != 1:
             fail("verify", f"value {name!r}", f"is an integer and takes one dim, its value, not {len(dims)}")
         return
+    if dtype == "python" and dims:
+        fail("verify", f"value {name!r}", "is no tensor and takes no dims")
     total: int | None = DTYPE_BYTES[dtype]
     for d in dims:
         lo, hi = d.bounds
@@ -405,9 +410,7 @@ class _TextReader:
             self.symbols.append(Symbol(name, lo, hi, source))
         constraints = []
         while (line := self._take("require ")) is not None:
-            lhs, sign, rhs, why = self._match(
-                r"require (.*?) (==|!=|<=|>=|<|>) (.*?)  # (.*)", line.rstrip("\n") + ("" if "  # " in line else "  # ")
-            )
+            lhs, sign, rhs, why = self._match(r"require (.*?) (==|!=|<=|>=|<|>) (.*?)(?:  #(?: (.*))?)?", line)
             cmp = next(k for k, (text, _) in CMPS.items() if text == sign)
             constraints.append(Constraint(self._dim(lhs), cmp, self._dim(rhs), why))
         while (line := self._take("const ") or self._take("state ")) is not None:
@@ -432,13 +435,14 @@ class _TextReader:
         nodes = []
         while self.at < len(self.lines):
             line = self.lines[self.at].strip()
-            if line.startswith(("output ", "yield", "region")):
+            if line.startswith(("output ", "yield ")) or line in ("yield", "region"):
                 break
             self.at += 1
             outs, op, ins, attrs = self._match(r"(.*?) ?= (\w+)\((.*?)\)(?: \{(.*)\})?", line)
             operands = tuple(self._id(i) for i in _split(ins, ","))
             regions = []
-            while self._take("region") is not None:
+            while self.at < len(self.lines) and self.lines[self.at].strip() == "region":
+                self.at += 1
                 body = self._nodes()
                 (names,) = self._match(r"yield ?(.*)", self._take("yield") or "")
                 regions.append(Region(body, tuple(self._id(i) for i in _split(names, ","))))
@@ -474,9 +478,10 @@ class _TextReader:
 
 def _split(text: str, sep: str) -> list[str]:
     """Split at separators that stand in no bracket and no quotes."""
-    parts, depth, quoted, part = [], 0, False, ""
-    for i, ch in enumerate(text):
-        quoted ^= ch == '"' and text[i - 1 : i] != "\\"
+    parts, depth, quoted, escaped, part = [], 0, False, False, ""
+    for ch in text:
+        quoted ^= ch == '"' and not escaped
+        escaped = ch == "\\" and not escaped
         depth += (ch in "([{") - (ch in ")]}") if not quoted else 0
         if ch == sep and depth == 0 and not quoted:
             parts.append(part.strip())
