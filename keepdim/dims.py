@@ -381,6 +381,14 @@ def mod(a: Dim, b: Dim) -> Dim:
     return Dim({(Op("mod", (a, b)),): 1})
 
 
+def _covers(k: Dim, cmp: str, d: Dim) -> bool:
+    """Whether k makes d needless. A number goes only where the bounds of k say as much: max(x, 1) is a divisor."""
+    if d.value is None:
+        return decide(k, cmp, d) is True
+    lo, hi = k.bounds
+    return (lo is not None and lo >= d.value) if cmp == "ge" else (hi is not None and hi <= d.value)
+
+
 def _extreme(kind: str, args: Sequence[Dim | int]) -> Dim:
     flat: list[Dim] = []
     for d in map(Dim.of, args):
@@ -389,7 +397,7 @@ def _extreme(kind: str, args: Sequence[Dim | int]) -> Dim:
     cmp = "ge" if kind == "max" else "le"
     kept: list[Dim] = []
     for d in sorted(set(flat), key=lambda d: (d.value is not None, str(d))):
-        if any(decide(k, cmp, d) for k in kept):
+        if any(_covers(k, cmp, d) for k in kept):
             continue
         kept = [k for k in kept if not decide(d, cmp, k)] + [d]
     return kept[0] if len(kept) == 1 else Dim({(Op(kind, tuple(kept)),): 1})

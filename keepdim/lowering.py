@@ -20,6 +20,7 @@ from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_
 from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from executorch.exir.lowered_backend_module import executorch_call_delegate
+from executorch.exir.passes import MemoryPlanningPass
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -124,7 +125,9 @@ def _to_edge(captured: Captured, partitioner: list[Partitioner]) -> Any:
 
 def _to_executorch(edge: Any) -> Any:
     try:
-        return edge.to_executorch(ExecutorchBackendConfig())
+        # Inputs are read where the caller has them; planning them would cost a copy and their upper bound in memory.
+        planning = MemoryPlanningPass(alloc_graph_input=False)
+        return edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
     except KeepdimError:
         raise
     except Exception as e:  # as above

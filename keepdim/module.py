@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
-from executorch.extension.pybindings import _C as executorch_runtime
 
 from . import _native, pte
 from .errors import KeepdimError, fail
@@ -41,67 +40,55 @@ class Module:
         with _LOAD:
             before = {d["id"] for d in _native.live()}
             try:
-                self._program = executorch_runtime._load_program(str(path))
-                text = self._program.load_method(CONTRACT_METHOD)([])[0]
+                text = _native.Method(str(path), CONTRACT_METHOD)([])[0]
                 self.signature = Signature.from_json(text)
-                self._method = self._program.load_method("forward")
-            except RuntimeError as e:
-                if isinstance(e, KeepdimError):
-                    raise
-                fail("load", str(path), _native.last_error() or f"ExecuTorch cannot load it ({e})", cause=e)
+                self._inputs = _native.Contract(self.signature.contract.to_json()).inputs
+                self._method = _native.Method(str(path), "forward")
+            except _native.Error as e:
+                raise KeepdimError(str(e)) from None
             self._delegates = [d["id"] for d in _native.live() if d["id"] not in before]
         self.contract = self.signature.contract
-        self._check = _native.Contract(self.contract.to_json()).check
-        self._packs = [(i, t) for i, t in enumerate(self.signature.transports) if t.kind]
-        self._fixed = [i for i, s in enumerate(self.contract.inputs) if s.dtype == "python"]
-        self._lock = threading.Lock()
+        count = len(self.contract.inputs)
+        self._plain_call = self.signature.in_spec == pytree.tree_structure((tuple(range(count)), {}))
+        self._plain_result = self.signature.out_spec == pytree.tree_structure(0)
+        self._special = any(t.kind for t in self.signature.transports) or any(
+            s.dtype == "python" for s in self.contract.inputs
+        )
         self.exported_program: ExportedProgram | None = None
         self.report: Report | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        flat, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self.signature.in_spec:
-            names = ", ".join(s.name for s in self.contract.inputs)
-            fail("bind", "call", f"its arguments do not have the structure of the method's ({names})",
-                 f"Expected {self.signature.in_spec}, got {spec}")  # fmt: skip
-        return pytree.tree_unflatten(self.run_flat(flat), self.signature.out_spec)
+        if self._plain_call and len(args) == len(self.contract.inputs) and not kwargs:
+            flat: Sequence[Any] = args
+        else:
+            flat, spec = pytree.tree_flatten((args, kwargs))
+            if spec != self.signature.in_spec:
+                names = ", ".join(s.name for s in self.contract.inputs)
+                fail("bind", "call", f"its arguments do not have the structure of the method's ({names})",
+                     f"Expected {self.signature.in_spec}, got {spec}")  # fmt: skip
+        outs = self.run_flat(flat)
+        return outs[0] if self._plain_result else pytree.tree_unflatten(outs, self.signature.out_spec)
 
     def run_flat(self, flat: Sequence[Any]) -> list[Any]:
         """One call on the contract's inputs in order; its outputs in order."""
         try:
-            self._check(flat)
+            inputs = self._inputs(flat)
+            return self._method(self._convert(flat) if self._special else inputs)
         except _native.Error as e:
             raise KeepdimError(str(e)) from None
-        for i in self._fixed:
-            if flat[i] != self.signature.constants[i]:
-                fail("bind", f"input {i} {self.contract.inputs[i].name!r}",
-                     f"is the constant {self.signature.constants[i]!r} of the contract, got {flat[i]!r}")  # fmt: skip
-        inputs = [self._plain(i, x) if isinstance(x, torch.Tensor) else x for i, x in enumerate(flat)]
-        for i, transport in self._packs:
-            inputs[i] = transport.pack(inputs[i])
-        with self._lock:
-            return self._execute([x for x in inputs if x is not None])
 
-    def _plain(self, i: int, x: torch.Tensor) -> torch.Tensor:
-        """The tensor as ExecuTorch takes it: on the CPU, contiguous."""
-        if x.device.type != "cpu":
-            fail("bind", f"input {i} {self.contract.inputs[i].name!r}", f"is on {x.device}", "Move it to the CPU")
-        return x if x.is_contiguous() else x.contiguous()
-
-    def _execute(self, inputs: list[Any]) -> list[Any]:
-        _native.clear_last_error()
-        try:
-            return list(self._method(inputs))
-        except RuntimeError as e:
-            said = _native.last_error()
-            if said:
-                raise KeepdimError(said) from None
-            fail(
-                "run",
-                "method 'forward'",
-                f"an ExecuTorch kernel refused the input ({' '.join(str(e).split())})",
-                cause=e,
-            )
+    def _convert(self, flat: Sequence[Any]) -> list[Any]:
+        """The inputs of a method that has constant arguments or integers that travel as tensors."""
+        inputs = []
+        for i, (spec, x, known, transport) in enumerate(
+            zip(self.contract.inputs, flat, self.signature.constants, self.signature.transports, strict=True)
+        ):
+            if spec.dtype == "python" and x != known:
+                fail("bind", f"input {i} {spec.name!r}", f"is the constant {known!r} of the contract, got {x!r}")
+            if x is not None:
+                x = transport.pack(x)
+                inputs.append(x.contiguous() if isinstance(x, torch.Tensor) else x)
+        return inputs
 
     def save(self, path: str | Path) -> None:
         """Write the file; `keepdim.load` and any ExecuTorch app with keepdim's library read it."""

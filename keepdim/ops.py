@@ -356,8 +356,19 @@ def _arange(b: Sink, name: str, a: Args, out: Shape) -> int:
     )
 
 
+def _contiguous(a: Args) -> None:
+    """A result in the one layout that a Program has."""
+    order = a._bound.get("dim_order")
+    if order and [d.value for d in order] != list(range(len(order))):
+        raise Unsupported(f"dim order {[str(d) for d in order]} is not contiguous")
+    if a._bound.get("memory_format") not in (None, torch.contiguous_format, torch.preserve_format):
+        raise Unsupported(f"memory format {a._bound['memory_format']} is not contiguous")
+    a.ignore("dim_order", "memory_format")
+
+
 def _full(value: str | Dim) -> Lower:
     def lower(b: Sink, name: str, a: Args, out: Shape) -> int:
+        _contiguous(a)
         a.ignore("size", "self", *PLACEMENT)
         v = value if isinstance(value, Dim) else a.number(value)
         return b.emit(name, [], out, value=v)
@@ -367,12 +378,8 @@ def _full(value: str | Dim) -> Lower:
 
 def _copy(b: Sink, name: str, a: Args, out: Shape) -> int:
     """A copy in another dtype, or none at all: in a Program values do not change."""
-    order = a._bound.get("dim_order")
-    if order and [d.value for d in order] != list(range(len(order))):
-        raise Unsupported(f"dim order {[str(d) for d in order]} is not contiguous")
-    if a._bound.get("memory_format") not in (None, torch.contiguous_format, torch.preserve_format):
-        raise Unsupported(f"memory format {a._bound['memory_format']} is not contiguous")
-    a.ignore("dim_order", "memory_format", "non_blocking", *PLACEMENT)
+    _contiguous(a)
+    a.ignore("non_blocking", *PLACEMENT)
     return cast(b, a.tensor("self"), out.dtype)
 
 

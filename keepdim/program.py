@@ -334,7 +334,7 @@ def _lines(p: Program) -> Iterator[str]:
         place = f"{c.inputs[src.input].name}.{src.kind}({src.index})"
         yield f"symbol {s.name}: {range_text(s.lo, s.hi)} from {place} = ({src.mul}) * {s.name} + ({src.add})"
     yield from (f"input {spec.name}: {_shape(spec.dtype, spec.dims)}" for spec in c.inputs)
-    yield from (f"require {k}  # {k.sentence}" for k in c.constraints)
+    yield from (f"require {k}" + (f"  # {k.sentence}" if k.sentence else "") for k in c.constraints)
     for v in p.values:
         if v.kind != "temp":
             yield f"{v.kind} {v.name}: {_shape(v.dtype, v.dims)} @ {v.key}"
@@ -410,7 +410,7 @@ class _TextReader:
             self.symbols.append(Symbol(name, lo, hi, source))
         constraints = []
         while (line := self._take("require ")) is not None:
-            lhs, sign, rhs, why = self._match(r"require (.*?) (==|!=|<=|>=|<|>) (.*?)(?:  #(?: (.*))?)?", line)
+            lhs, sign, rhs, why = self._match(r"require (.*?) (==|!=|<=|>=|<|>) (.*?)(?:  # (.*))?", line)
             cmp = next(k for k, (text, _) in CMPS.items() if text == sign)
             constraints.append(Constraint(self._dim(lhs), cmp, self._dim(rhs), why))
         while (line := self._take("const ") or self._take("state ")) is not None:

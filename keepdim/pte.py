@@ -66,7 +66,8 @@ def _weights(layout: Layout) -> list[tuple[str, int, int]]:
     constants = layout.program.constant_segment
     if constants is not None and constants.offsets and layout.segments:
         out.setdefault(constants.segment_index, "executorch constants")
-    return [(key, *layout.segments[i]) for i, key in sorted(out.items(), key=lambda kv: layout.segments[kv[0]])]
+    pieces = sorted((*layout.segments[i], key) for i, key in out.items())
+    return [(key, offset, size) for offset, size, key in pieces if size]
 
 
 def _hash_rest(data: Any, weights: list[tuple[str, int, int]], end: int) -> str:

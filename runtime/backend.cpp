@@ -3,8 +3,6 @@
 #include "backend.h"
 
 #include <executorch/runtime/backend/interface.h>
-#include <executorch/runtime/core/error.h>
-#include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 #include <executorch/runtime/platform/log.h>
 
@@ -14,17 +12,13 @@
 #include <mutex>
 
 #include "cpu.h"
+#include "executorch.h"
 #include "ggml/ggml_engine.h"
 #include "plan.h"
 
 namespace keepdim {
 
 namespace {
-
-namespace et = executorch::runtime;
-using executorch::aten::ScalarType;
-using executorch::aten::SizesType;
-using executorch::aten::Tensor;
 
 et::Error to_executorch(Code code) {
   switch (code) {
@@ -58,33 +52,6 @@ et::Error guarded(const Body& body) noexcept {
   } catch (...) {
     return report(Code::internal, "[run] delegate: an unknown exception.");
   }
-}
-
-bool to_dtype(ScalarType type, DType* out) {
-  switch (type) {
-    case ScalarType::Float: *out = DType::f32; return true;
-    case ScalarType::Half: *out = DType::f16; return true;
-    case ScalarType::BFloat16: *out = DType::bf16; return true;
-    case ScalarType::Double: *out = DType::f64; return true;
-    case ScalarType::Char: *out = DType::i8; return true;
-    case ScalarType::Byte: *out = DType::u8; return true;
-    case ScalarType::Short: *out = DType::i16; return true;
-    case ScalarType::Int: *out = DType::i32; return true;
-    case ScalarType::Long: *out = DType::i64; return true;
-    case ScalarType::Bool: *out = DType::boolean; return true;
-    default: return false;
-  }
-}
-
-// Whether the elements lie in memory in the order of the dims; dims of size 1 do not matter.
-bool is_contiguous(const Tensor& t) {
-  int64_t stride = 1;
-  for (ssize_t d = t.dim() - 1; d >= 0; --d) {
-    if (t.size(d) == 0) return true;
-    if (t.size(d) != 1 && t.strides()[d] != stride) return false;
-    stride *= t.size(d);
-  }
-  return true;
 }
 
 void copy_contiguous(const Tensor& t, std::vector<char>& out) {

@@ -89,7 +89,7 @@ std::string Contract::place(const Symbol& symbol) const {
   const DimNode& mul = dims.node(symbol.source.mul);
   const DimNode& add = dims.node(symbol.source.add);
   std::string out = symbol.name;
-  if (mul.op == DimOp::add) {
+  if (mul.op == DimOp::add || mul.op == DimOp::floordiv || mul.op == DimOp::mod) {
     out = "(" + text(symbol.source.mul) + ")*" + out;
   } else if (mul.op == DimOp::constant && mul.value == -1) {
     out = "-" + out;

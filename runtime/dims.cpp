@@ -252,13 +252,15 @@ class Writer {
     const uint64_t size = coefficient < 0 ? 0 - static_cast<uint64_t>(coefficient) : static_cast<uint64_t>(coefficient);
     bool star = size != 1 || count == 0;
     if (star) out += std::to_string(size);
+    // Alone and not negated, a quotient needs no parentheses: -(s//2) is not -s//2.
+    const bool bare = count == 1 && !star && (coefficient > 0 || !first);
     for (uint32_t i = 0; i < count; ++i, star = true) {
       if (star) out += "*";
-      factor(factors[i], depth + 1);
+      factor(factors[i], bare, depth + 1);
     }
   }
 
-  void factor(DimId id, int depth) {
+  void factor(DimId id, bool bare, int depth) {
     if (cut(depth)) return;
     const DimNode& n = dims_.node(id);
     const DimId* a = dims_.args(id);
@@ -272,15 +274,16 @@ class Writer {
       }
       out += ")";
     } else {
-      out += "(";
-      if (n.op == DimOp::floordiv || n.op == DimOp::mod) {
+      const bool quotient = n.op == DimOp::floordiv || n.op == DimOp::mod;
+      if (!(quotient && bare)) out += "(";
+      if (quotient) {
         operand(a[0], depth + 1);
         out += n.op == DimOp::mod ? " % " : "//";
         operand(a[1], depth + 1);
       } else {
         sum(id, depth + 1);
       }
-      out += ")";
+      if (!(quotient && bare)) out += ")";
     }
   }
 

@@ -9,6 +9,7 @@
 
 #include "backend.h"
 #include "cpu.h"
+#include "method.h"
 #include "plan.h"
 
 namespace nb = nanobind;
@@ -39,7 +40,12 @@ int64_t read_int(size_t i, const Spec& spec, PyObject* arg) {
 // ---- Contract: binds torch tensors through their attributes, without torch's headers
 
 struct Names {
-  PyObject *shape = PyUnicode_InternFromString("shape"), *dtype = PyUnicode_InternFromString("dtype");
+  PyObject* shape = PyUnicode_InternFromString("shape");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
+  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  PyObject* contiguous = PyUnicode_InternFromString("contiguous");
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
 };
 const Names& names() {
   static const Names n;
@@ -84,6 +90,23 @@ class PyContract {
 
   void check(nb::handle args) { scratch_ = run(args); }
 
+  // check, then the arguments as ExecuTorch takes them: tensors on the CPU and contiguous, and no None.
+  nb::list inputs(nb::handle args) {
+    check(args);
+    nb::list out;
+    size_t i = 0;
+    for (nb::handle arg : args) {
+      const Spec& spec = contract_.inputs[i];
+      if (spec.dtype == DType::integer || spec.dtype == DType::python) {
+        if (!arg.is_none()) out.append(arg);
+      } else {
+        out.append(plain(i, spec, arg));
+      }
+      ++i;
+    }
+    return out;
+  }
+
   std::vector<std::string> symbols() const {
     std::vector<std::string> out;
     for (const Symbol& symbol : contract_.symbols) out.push_back(symbol.name);
@@ -91,6 +114,18 @@ class PyContract {
   }
 
  private:
+  static nb::object plain(size_t i, const Spec& spec, nb::handle tensor) {
+    const auto call = [&](PyObject* method) {
+      nb::object result = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), method));
+      if (!result.is_valid()) throw nb::python_error();
+      return result;
+    };
+    const nb::object on_cpu = nb::steal(PyObject_GetAttr(tensor.ptr(), names().is_cpu));
+    if (!on_cpu.is_valid()) throw nb::python_error();
+    if (!on_cpu.is(Py_True)) refuse(i, spec, "it is on " + nb::cast<std::string>(nb::str(tensor.attr("device"))) + ". Move it to the CPU.");
+    return call(names().is_contiguous).is(Py_True) ? nb::borrow(tensor) : call(names().contiguous);
+  }
+
   struct Scratch {
     std::vector<Argument> args;
     std::vector<int64_t> sizes, bound, values;
@@ -152,6 +187,106 @@ class PyContract {
 
   const Contract contract_;
   Scratch scratch_;
+};
+
+// ---- Method: torch tensors in and out, without ExecuTorch's Python runtime
+
+nb::object call_method(nb::handle object, PyObject* name) {
+  nb::object result = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name));
+  if (!result.is_valid()) throw nb::python_error();
+  return result;
+}
+
+void* data_of(nb::handle tensor) {
+  void* data = PyLong_AsVoidPtr(call_method(tensor, names().data_ptr).ptr());
+  if (!data && PyErr_Occurred()) throw nb::python_error();
+  return data;
+}
+
+// Collects what a run gives while the GIL is released; takes it back to make each tensor.
+class TorchResults final : public Results {
+ public:
+  void* tensor(DType dtype, const int64_t* sizes, size_t rank) override {
+    const nb::gil_scoped_acquire gil;
+    const nb::object shape = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(rank)));
+    for (size_t d = 0; d < rank; ++d) PyTuple_SET_ITEM(shape.ptr(), d, PyLong_FromLongLong(sizes[d]));
+    PyObject* kind = nullptr;
+    for (const auto& [object, known] : dtypes()) {
+      if (known == dtype) kind = object;
+    }
+    static PyObject* const empty = nb::object(nb::module_::import_("torch").attr("empty")).release().ptr();
+    static PyObject* const keywords = nb::make_tuple("dtype").release().ptr();
+    PyObject* const arguments[] = {shape.ptr(), kind};
+    nb::object made = nb::steal(PyObject_Vectorcall(empty, arguments, 1, keywords));
+    if (!made.is_valid()) throw nb::python_error();
+    out.append(made);
+    return data_of(made);
+  }
+  void integer(int64_t value) override { add([&] { return nb::object(nb::int_(value)); }); }
+  void number(double value) override { add([&] { return nb::object(nb::float_(value)); }); }
+  void truth(bool value) override { add([&] { return nb::object(nb::bool_(value)); }); }
+  void text(const std::string& value) override { add([&] { return nb::object(nb::str(value.c_str(), value.size())); }); }
+  void none() override { add([] { return nb::object(nb::none()); }); }
+
+  nb::list out;
+
+ private:
+  template <typename Make>
+  void add(const Make& make) {
+    const nb::gil_scoped_acquire gil;
+    out.append(make());
+  }
+};
+
+class PyMethod {
+ public:
+  PyMethod(const std::string& path, const std::string& name) : method_(path, name) {}
+
+  // Inputs as Contract.inputs gives them: contiguous tensors on the CPU, numbers, flags.
+  nb::list call(nb::handle arguments) {
+    std::vector<MethodInput> inputs;
+    std::vector<std::vector<int64_t>> sizes;
+    for (nb::handle object : arguments) inputs.push_back(read(object, sizes));
+    TorchResults results;
+    {
+      const nb::gil_scoped_release release;
+      method_.run(inputs.data(), inputs.size(), results);
+    }
+    return std::move(results.out);
+  }
+
+  size_t planned_bytes() const { return method_.planned_bytes(); }
+
+ private:
+  static MethodInput read(nb::handle object, std::vector<std::vector<int64_t>>& sizes) {
+    MethodInput in;
+    if (object.is_none()) {
+      in.kind = MethodInput::Kind::none;
+    } else if (PyBool_Check(object.ptr())) {
+      in.kind = MethodInput::Kind::truth;
+      in.truth = object.is(Py_True);
+    } else if (PyFloat_Check(object.ptr())) {
+      in.kind = MethodInput::Kind::number;
+      in.number = PyFloat_AS_DOUBLE(object.ptr());
+    } else if (PyLong_Check(object.ptr())) {
+      in.argument.value = nb::cast<int64_t>(object);
+    } else {
+      const nb::object dtype = nb::steal(PyObject_GetAttr(object.ptr(), names().dtype));
+      const nb::object shape = dtype.is_valid() ? nb::steal(PyObject_GetAttr(object.ptr(), names().shape)) : nb::object();
+      if (!shape.is_valid()) throw nb::python_error();
+      for (const auto& [known, name] : dtypes()) {
+        if (known == dtype.ptr()) in.argument.dtype = name;
+      }
+      sizes.emplace_back();
+      for (nb::handle size : shape) sizes.back().push_back(PyLong_AsLongLong(size.ptr()));
+      in.argument.rank = sizes.back().size();
+      in.argument.sizes = sizes.back().data();  // the inner vector's memory stays where it is
+      in.argument.data = data_of(object);
+    }
+    return in;
+  }
+
+  Method method_;
 };
 
 std::vector<int64_t> eval_dims(const nb::bytes& json, const std::vector<int64_t>& symbols) {
@@ -355,13 +490,19 @@ nb::dict build_info_dict() {
 
 NB_MODULE(_native, m) {
   if (const std::string problem = cpu_problem(); !problem.empty()) throw nb::import_error(problem.c_str());
+  nb::set_leak_warnings(false);  // a module that lives until the process ends is no leak, and we print nothing
   nb::exception<Error>(m, "Error", PyExc_RuntimeError);
 
   nb::class_<PyContract>(m, "Contract")
       .def(nb::init<const nb::bytes&>(), "json"_a)
       .def("bind", &PyContract::bind, "args"_a, "The symbols' values for these arguments, in order; raises the first thing wrong.")
       .def("check", &PyContract::check, "args"_a, "bind, without the values.")
+      .def("inputs", &PyContract::inputs, "args"_a, "check, then the arguments as ExecuTorch takes them.")
       .def_prop_ro("symbols", &PyContract::symbols);
+  nb::class_<PyMethod>(m, "Method")
+      .def(nb::init<const std::string&, const std::string&>(), "path"_a, "name"_a)
+      .def("__call__", &PyMethod::call, "inputs"_a, "Run on ExecuTorch's inputs in order; its outputs in order.")
+      .def_prop_ro("planned_bytes", &PyMethod::planned_bytes);
   m.def("set_dtypes", set_dtypes, "table"_a, "Names of torch's dtype objects, for Contract.bind.");
   m.def("verify", [](const nb::bytes& json) { Program::parse(text_of(json)); }, "json"_a, "Raises what is wrong with a program.");
   m.def(

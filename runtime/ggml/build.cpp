@@ -10,7 +10,7 @@ namespace keepdim::ggml {
 namespace {
 
 constexpr int64_t kAlign = 64;
-constexpr size_t kChunk = 16 * 1024;       // of a pool
+constexpr size_t kChunk = 32 * 1024;       // of a pool, at most
 constexpr double kWorkPerThread = 50'000;  // multiply-adds that pay for one more thread
 constexpr double kWorkPerStep = 5'000;     // and, a step, for its barrier
 
@@ -120,7 +120,7 @@ Loop broadcast(const Tensor& out, std::initializer_list<const Tensor*> ins) {
 void* Pool::take(size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
   if (bytes > left_) {
-    const size_t chunk = std::max(bytes, kChunk);
+    const size_t chunk = std::max(bytes, std::min(kChunk, bytes_ + 2048));
     chunks_.emplace_back(new char[chunk]);
     next_ = chunks_.back().get();
     left_ = chunk;
@@ -275,7 +275,8 @@ void Build::step(Kernel kernel, Job* job, const Tensor& out, std::initializer_li
   int i = 0;
   uint8_t inplace = 0;
   for (const Tensor* x : ins) {
-    const bool same = elementwise && x->offset == 0 && x->width() == out.width() && same_dims(*x, out) && x->contiguous();
+    const bool same = elementwise && x->offset == 0 && x->width() == out.width() && same_dims(*x, out) &&
+                      x->contiguous();
     inplace |= static_cast<uint8_t>(same << i);
     refer(&job->data[++i], *x);
   }
@@ -419,7 +420,8 @@ bool Build::reuse_operand(int32_t index) {
   for (int i = 0; i < kMaxOperands; ++i) {
     if (!(step.inplace >> i & 1) || step.ins[i] < 0) continue;
     Buffer& operand = buffers_[step.ins[i]];
-    if (operand.kind != Buffer::Kind::arena || operand.last != index || operand.bytes != buffers_[step.out].bytes) continue;
+    const bool dies = operand.kind == Buffer::Kind::arena && operand.last == index;
+    if (!dies || operand.bytes != buffers_[step.out].bytes) continue;
     bool other_view = false;
     for (int j = 0; j < kMaxOperands; ++j) other_view |= step.ins[j] == step.ins[i] && !(step.inplace >> j & 1);
     if (other_view) continue;
@@ -435,7 +437,8 @@ void Build::place_buffers() {
   gaps_.clear();
   int64_t top = 0;
   const auto release = [&](int64_t offset, int64_t bytes) {
-    auto after = std::lower_bound(gaps_.begin(), gaps_.end(), offset, [](const Gap& g, int64_t o) { return g.offset < o; });
+    const auto before = [](const Gap& gap, int64_t o) { return gap.offset < o; };
+    auto after = std::lower_bound(gaps_.begin(), gaps_.end(), offset, before);
     if (after != gaps_.begin() && std::prev(after)->offset + std::prev(after)->bytes == offset) {
       --after;
       after->bytes += bytes;

@@ -99,10 +99,10 @@ struct GatherJob : Job {
   const std::string* name = nullptr;
   RunError* error = nullptr;
 };
-struct ProductJob : Job {  // [m, k] @ [k, n] with n contiguous; `loop` is over the batch
+struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, the result is contiguous
   int64_t m = 0, n = 0, k = 0;
-  int64_t row = 0, inner = 0;  // byte strides of the first operand's m and k
-  int64_t step = 0;            // byte stride of the second operand's k
+  int64_t a_row = 0, a_step = 0;     // byte strides of the first operand's m and k
+  int64_t b_step = 0, b_column = 0;  // byte strides of the second operand's k and n
 };
 
 using Kernel = ggml_custom_op_t;

@@ -1,133 +1,15 @@
-// Kernels of our own, run by ggml's threads through ggml_custom_4d. Every one takes any strides and any rank,
-// gives the same bits whatever the number of threads, and cannot fail except through RunError.
-#include <algorithm>
+// Elementwise kernels and data movement. Like rows.cpp and product.cpp: run by ggml's threads through ggml_custom_4d,
+// for any strides and any rank, with the same bits whatever the number of threads; a kernel cannot fail, except
+// through RunError. Their loops vectorise with -O3 -fno-math-errno -fno-trapping-math.
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <utility>
 
-#include "build.h"
+#include "loops.h"
 
 namespace keepdim::ggml {
 namespace {
 
-// ---- loops ----------------------------------------------------------------------------------------------------
-
-constexpr int64_t kGrain = 2048;  // elements below which splitting a run costs more than it gives
-
-struct Span {
-  int64_t begin, end;
-};
-
-Span share(int64_t count, int ith, int nth) {
-  return {count / nth * ith + std::min<int64_t>(count % nth, ith),
-          count / nth * (ith + 1) + std::min<int64_t>(count % nth, ith + 1)};
-}
-
-// Byte offsets of all operands at one position of the outer dims, moved on without divisions.
-struct Odometer {
-  const Loop& loop;
-  const int rank;  // of the dims walked over
-  int64_t index[kMaxRank] = {};
-  int64_t offset[kMaxOperands] = {};
-
-  Odometer(const Loop& loop, int rank, int64_t start) : loop(loop), rank(rank) {
-    for (int d = rank - 1; d >= 0 && start; --d) {
-      index[d] = start % loop.dims[d];
-      start /= loop.dims[d];
-      for (int o = 0; o < kMaxOperands; ++o) offset[o] += index[d] * loop.strides[o][d];
-    }
-  }
-  void next() {
-    for (int d = rank - 1; d >= 0; --d) {
-      for (int o = 0; o < kMaxOperands; ++o) offset[o] += loop.strides[o][d];
-      if (++index[d] < loop.dims[d]) return;
-      for (int o = 0; o < kMaxOperands; ++o) offset[o] -= index[d] * loop.strides[o][d];
-      index[d] = 0;
-    }
-  }
-};
-
-int64_t outer_count(const Loop& loop) {
-  int64_t rows = 1;
-  for (int d = 0; d + 1 < loop.rank; ++d) rows *= loop.dims[d];
-  return rows;
-}
-
-// Calls body(n, offsets) for runs along the innermost dim, this thread's share of them.
-template <class Body>
-void each_run(const Loop& loop, int ith, int nth, Body&& body) {
-  const int last = loop.rank - 1;
-  const int64_t n = loop.dims[last], rows = outer_count(loop);
-  if (n <= 0 || rows <= 0) return;
-  if (rows * n < 2 * kGrain) {
-    if (ith) return;
-    nth = 1;
-  }
-  const int64_t parts = rows >= nth ? 1 : std::min<int64_t>((nth + rows - 1) / rows, std::max<int64_t>(1, n / kGrain));
-  const Span span = share(rows * parts, ith, nth);
-  Odometer at(loop, last, span.begin / parts);
-  int64_t part = span.begin % parts;
-  for (int64_t i = span.begin; i < span.end; ++i) {
-    const Span run = share(n, static_cast<int>(part), static_cast<int>(parts));
-    int64_t offset[kMaxOperands];
-    for (int o = 0; o < kMaxOperands; ++o) offset[o] = at.offset[o] + run.begin * loop.strides[o][last];
-    body(run.end - run.begin, offset);
-    if (++part == parts) {
-      part = 0;
-      at.next();
-    }
-  }
-}
-
-// Calls body(position, offsets) for every position of the whole nest, this thread's share of them.
-template <class Body>
-void each_row(const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
-  const int64_t rows = loop.count();
-  if (rows <= 0) return;
-  if (rows * work < 2 * kGrain) {
-    if (ith) return;
-    nth = 1;
-  }
-  const Span span = share(rows, ith, nth);
-  Odometer at(loop, loop.rank, span.begin);
-  for (int64_t i = span.begin; i < span.end; ++i, at.next()) body(i, at.offset);
-}
-
-template <class T>
-T* at(void* base, int64_t offset) {
-  return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
-}
-
-// ---- functions of one element: plain arithmetic, so that loops over them vectorise ------------------------------
-
-template <class To, class From>
-To bits(From x) {
-  static_assert(sizeof(To) == sizeof(From));
-  To y;
-  std::memcpy(&y, &x, sizeof(y));
-  return y;
-}
-
-// Within 2 ulp, with the limits of expf: 2^n * e^r with |r| <= ln 2 / 2.
-inline float fast_exp(float x) {
-  x = x < -104.0f ? -104.0f : x;
-  x = x > 89.0f ? 89.0f : x;
-  const float shifted = x * 1.44269504f + 12582912.0f;
-  const float n = shifted - 12582912.0f;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  // In two factors: the ends of the range are beyond one exponent.
-  const int32_t e = bits<int32_t>(shifted) - bits<int32_t>(12582912.0f);
-  const int32_t half = e >> 1;
-  return p * bits<float>((half + 127) << 23) * bits<float>((e - half + 127) << 23);
-}
+// ---- functions of one element -----------------------------------------------------------------------------------
 
 inline float fast_tanh(float x) {
   const float t = std::fabs(x), s = x * x;
@@ -160,18 +42,6 @@ inline float fast_erf(float x) {
   return t > 0.927734375f ? large : small;
 }
 
-template <class T>
-using Unsigned = std::make_unsigned_t<std::conditional_t<std::is_integral_v<T>, T, int>>;
-
-// Integers wrap, as in torch: the arithmetic is done unsigned.
-template <class T, class Op>
-T wrap(T a, T b, Op op) {
-  if constexpr (std::is_integral_v<T>)
-    return static_cast<T>(op(static_cast<Unsigned<T>>(a), static_cast<Unsigned<T>>(b)));
-  else
-    return op(a, b);
-}
-
 struct Neg { template <class T> static T f(T x) { return wrap(T(0), x, [](auto a, auto b) { return a - b; }); } };
 template <> float Neg::f(float x) { return -x; }
 struct Abs { template <class T> static T f(T x) { return x < 0 ? Neg::f(x) : x; } };
@@ -194,12 +64,8 @@ struct Square { static float f(float x) { return x * x; } };
 struct Cube { static float f(float x) { return x * x * x; } };
 struct Reciprocal { static float f(float x) { return 1.0f / x; } };
 
-struct Add { template <class T> static T f(T a, T b) { return wrap(a, b, [](auto x, auto y) { return x + y; }); } };
 struct Sub { template <class T> static T f(T a, T b) { return wrap(a, b, [](auto x, auto y) { return x - y; }); } };
-struct Mul { template <class T> static T f(T a, T b) { return wrap(a, b, [](auto x, auto y) { return x * y; }); } };
 struct Div { static float f(float a, float b) { return a / b; } };
-struct Maximum { template <class T> static T f(T a, T b) { return a > b || a != a ? a : b; } };  // a NaN wins
-struct Minimum { template <class T> static T f(T a, T b) { return a < b || a != a ? a : b; } };
 struct Pow {
   static float f(float a, float b) { return std::pow(a, b); }
   template <class T>
@@ -272,14 +138,18 @@ void clamp(ggml_tensor*, int ith, int nth, void* userdata) {
   if (job.has[1]) hi = job.scalar[1].as<T>();
   if (lo != lo || hi != hi) lo = hi = lo != lo ? lo : hi;
   const bool nan = lo != lo;
+  const auto bound = [=](T v) {  // a NaN passes through both comparisons
+    v = (v < lo) | nan ? lo : v;
+    return v > hi ? hi : v;
+  };
   each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
-    char* y = at<char>(job.data[0], offset[0]);
-    char* x = at<char>(job.data[1], offset[1]);
+    T* y = at<T>(job.data[0], offset[0]);
+    T* x = at<T>(job.data[1], offset[1]);
+    if (sy == sizeof(T) && sx == sizeof(T)) {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) {
-      T v = *at<T>(x, i * sx);  // a NaN passes through both comparisons
-      v = v < lo || nan ? lo : v;
-      *at<T>(y, i * sy) = v > hi ? hi : v;
+      for (int64_t i = 0; i < n; ++i) y[i] = bound(x[i]);
+    } else {
+      for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = bound(*at<T>(x, i * sx));
     }
   });
 }
@@ -316,7 +186,10 @@ void cast(ggml_tensor*, int ith, int nth, void* userdata) {
     To* y = at<To>(job.data[0], offset[0]);
     From* x = at<From>(job.data[1], offset[1]);
     if (sy == sizeof(To) && sx == sizeof(From)) {
-      for (int64_t i = 0; i < n; ++i) y[i] = convert<To>(x[i]);
+      // ggml has the half floats in vectors.
+      if constexpr (std::is_same_v<From, float> && std::is_same_v<To, Half>) ggml_cpu_fp32_to_fp16(x, &y->bits, n);
+      else if constexpr (std::is_same_v<From, Half> && std::is_same_v<To, float>) ggml_cpu_fp16_to_fp32(&x->bits, y, n);
+      else for (int64_t i = 0; i < n; ++i) y[i] = convert<To>(x[i]);
     } else {
       for (int64_t i = 0; i < n; ++i) *at<To>(y, i * sy) = convert<To>(*at<From>(x, i * sx));
     }
@@ -343,11 +216,12 @@ void copy_transposed(const Job& job, int ith, int nth) {
     const char* x0 = at<char>(job.data[1], offset[1]);
     const int64_t height = std::min(kTile, rows - position % tiles * kTile);
     for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
-      const int64_t c1 = std::min(cols, c0 + kTile);
+      const int64_t width = std::min(kTile, cols - c0);
+      T tile[kTile][kTile];  // read along the source, written along the result
+      for (int64_t c = 0; c < width; ++c) std::memcpy(tile[c], x0 + (c0 + c) * sx, height * sizeof(T));
       for (int64_t r = 0; r < height; ++r) {
-        T* y = reinterpret_cast<T*>(y0 + r * sy);
-        const char* x = x0 + r * sizeof(T);
-        for (int64_t c = c0; c < c1; ++c) y[c] = *reinterpret_cast<const T*>(x + c * sx);
+        T* y = reinterpret_cast<T*>(y0 + r * sy) + c0;
+        for (int64_t c = 0; c < width; ++c) y[c] = tile[c][r];
       }
     }
   });
@@ -398,7 +272,8 @@ void gather(ggml_tensor*, int ith, int nth, void* userdata) {
   const Span span = share(job.count, ith, nth);
   char* y = static_cast<char*>(job.data[0]) + span.begin * job.row_bytes;
   for (int64_t i = span.begin; i < span.end; ++i, y += job.row_bytes) {
-    const int64_t index = job.wide ? static_cast<const int64_t*>(job.data[2])[i] : static_cast<const int32_t*>(job.data[2])[i];
+    const void* list = job.data[2];
+    const int64_t index = job.wide ? static_cast<const int64_t*>(list)[i] : static_cast<const int32_t*>(list)[i];
     if (index >= 0 && index < job.limit) {
       std::memcpy(y, static_cast<const char*>(job.data[1]) + index * job.row_bytes, job.row_bytes);
       continue;
@@ -411,209 +286,6 @@ void gather(ggml_tensor*, int ith, int nth, void* userdata) {
       job.error->index = index;
     }
   }
-}
-
-// ---- reductions and rows ----------------------------------------------------------------------------------------
-
-constexpr int kLanes = 16;
-constexpr int64_t kBlock = 4096;   // elements summed in f32 before the sum moves to f64
-constexpr int64_t kColumns = 256;  // columns reduced at once
-
-template <class F, class T>
-struct Reducer {
-  static constexpr bool sums = std::is_same_v<F, Add>;
-  using Acc = std::conditional_t<sums && std::is_floating_point_v<T>, double, T>;
-
-  template <class A>
-  static A first() {
-    using Limits = std::numeric_limits<A>;
-    if (sums) return A(0);
-    const A top = Limits::has_infinity ? Limits::infinity() : Limits::max();
-    const A bottom = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
-    return std::is_same_v<F, Maximum> ? bottom : top;
-  }
-
-  static Acc run(const T* x, int64_t n) {
-    Acc total = first<Acc>();
-    for (int64_t begin = 0; begin < n; begin += kBlock, x += kBlock) {
-      const int64_t m = std::min(kBlock, n - begin);
-      T lanes[kLanes];
-      std::fill(lanes, lanes + kLanes, first<T>());
-      int64_t i = 0;
-      for (; i + kLanes <= m; i += kLanes)
-        for (int l = 0; l < kLanes; ++l) lanes[l] = F::f(lanes[l], x[i + l]);
-      for (; i < m; ++i) lanes[0] = F::f(lanes[0], x[i]);
-      for (int l = 0; l < kLanes; ++l) total = F::f(total, static_cast<Acc>(lanes[l]));
-    }
-    return total;
-  }
-};
-
-template <class F, class T, bool mean>
-void reduce(ggml_tensor*, int ith, int nth, void* userdata) {
-  const auto& job = *static_cast<const ReduceJob*>(userdata);
-  using R = Reducer<F, T>;
-  using Acc = typename R::Acc;
-  const Loop &kept = job.loop, &inner = job.inner;
-  const int last = inner.rank - 1, tail = kept.rank - 1;
-  const int64_t n = inner.dims[last], sx = inner.strides[1][last];
-  const int64_t rows = job.count ? outer_count(inner) : 0;
-  const auto finish = [&](Acc a) { return mean ? static_cast<T>(a / static_cast<Acc>(job.count)) : static_cast<T>(a); };
-
-  if (sx != sizeof(T) && kept.strides[1][tail] == sizeof(T) && kept.strides[0][tail] == sizeof(T)) {
-    // What is kept is contiguous: whole rows are added up, a block of columns at a time.
-    each_run(kept, ith, nth, [&](int64_t count, const int64_t* offset) {
-      for (int64_t c0 = 0; c0 < count; c0 += kColumns) {
-        const int64_t c = std::min(kColumns, count - c0);
-        Acc acc[kColumns];
-        std::fill(acc, acc + c, R::template first<Acc>());
-        Odometer row(inner, inner.rank, 0);
-        for (int64_t i = 0; i < job.count; ++i, row.next()) {
-          const T* x = at<T>(job.data[1], offset[1] + row.offset[1]) + c0;
-          for (int64_t j = 0; j < c; ++j) acc[j] = F::f(acc[j], static_cast<Acc>(x[j]));
-        }
-        T* y = at<T>(job.data[0], offset[0]) + c0;
-        for (int64_t j = 0; j < c; ++j) y[j] = finish(acc[j]);
-      }
-    });
-    return;
-  }
-  each_row(kept, job.count, ith, nth, [&](int64_t, const int64_t* offset) {
-    Acc acc = R::template first<Acc>();
-    Odometer row(inner, last, 0);
-    for (int64_t r = 0; r < rows; ++r, row.next()) {
-      T* x = at<T>(job.data[1], offset[1] + row.offset[1]);
-      if (sx == sizeof(T)) {
-        acc = F::f(acc, R::run(x, n));
-      } else {
-        for (int64_t i = 0; i < n; ++i) acc = F::f(acc, static_cast<Acc>(*at<T>(x, i * sx)));
-      }
-    }
-    *at<T>(job.data[0], offset[0]) = finish(acc);
-  });
-}
-
-void softmax_run(float* y, const float* x, int64_t n) {
-  const float top = Reducer<Maximum, float>::run(x, n);
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) y[i] = fast_exp(x[i] - top);
-  const float scale = static_cast<float>(1.0 / Reducer<Add, float>::run(y, n));
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) y[i] *= scale;
-}
-
-void softmax(ggml_tensor*, int ith, int nth, void* userdata) {
-  const auto& job = *static_cast<const RowJob*>(userdata);
-  const int64_t n = job.size, sy = job.strides[0], sx = job.strides[1];
-  each_row(job.loop, n * 8, ith, nth, [&](int64_t, const int64_t* offset) {
-    float* y = at<float>(job.data[0], offset[0]);
-    float* x = at<float>(job.data[1], offset[1]);
-    if (sy == sizeof(float) && sx == sizeof(float)) return softmax_run(y, x, n);
-    float top = -std::numeric_limits<float>::infinity();
-    for (int64_t i = 0; i < n; ++i) top = Maximum::f(top, *at<float>(x, i * sx));
-    double sum = 0;
-    for (int64_t i = 0; i < n; ++i) sum += *at<float>(y, i * sy) = fast_exp(*at<float>(x, i * sx) - top);
-    const float scale = static_cast<float>(1.0 / sum);
-    for (int64_t i = 0; i < n; ++i) *at<float>(y, i * sy) *= scale;
-  });
-}
-
-// The sum of (x - shift)^2, in the same blocks as Reducer.
-double sum_squares(const float* x, int64_t n, float shift) {
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kBlock, x += kBlock) {
-    const int64_t m = std::min(kBlock, n - begin);
-    float lanes[kLanes] = {};
-    int64_t i = 0;
-    for (; i + kLanes <= m; i += kLanes)
-      for (int l = 0; l < kLanes; ++l) lanes[l] += (x[i + l] - shift) * (x[i + l] - shift);
-    for (; i < m; ++i) lanes[0] += (x[i] - shift) * (x[i] - shift);
-    for (int l = 0; l < kLanes; ++l) total += lanes[l];
-  }
-  return total;
-}
-
-template <bool centred>
-void norm(ggml_tensor*, int ith, int nth, void* userdata) {
-  const auto& job = *static_cast<const RowJob*>(userdata);
-  const int64_t n = job.size;
-  const float* weight = static_cast<const float*>(job.data[2]);
-  const float* bias = static_cast<const float*>(job.data[3]);
-  each_row(job.loop, n * 3, ith, nth, [&](int64_t, const int64_t* offset) {
-    float* y = at<float>(job.data[0], offset[0]);
-    const float* x = at<float>(job.data[1], offset[1]);
-    const float mean = centred ? static_cast<float>(Reducer<Add, float>::run(x, n) / static_cast<double>(n)) : 0.0f;
-    const double variance = sum_squares(x, n, mean) / static_cast<double>(n);
-    const float scale = static_cast<float>(1.0 / std::sqrt(variance + job.eps));
-    if (weight && bias) {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale * weight[i] + bias[i];
-    } else if (weight) {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale * weight[i];
-    } else {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale + (bias ? bias[i] : 0.0f);
-    }
-  });
-}
-
-// ---- a product whose second operand is not transposed -----------------------------------------------------------
-
-// A tile of the result is two vectors wide and as high as the registers allow.
-#ifdef __AVX512F__
-constexpr int kHeight = 12, kVector = 16;
-#else
-constexpr int kHeight = 4, kVector = 8;
-#endif
-constexpr int kWidth = 2 * kVector;
-using Vector = float __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(float)), may_alias));
-
-// `columns` < kWidth reads and writes no further than that.
-template <int height, bool whole>
-void product_tile(const ProductJob& job, float* y, char* a, char* b, int64_t columns) {
-  Vector acc[height][2] = {};
-  float edge[kWidth] = {};
-  for (int64_t k = 0; k < job.k; ++k, a += job.inner, b += job.step) {
-    const float* row = at<float>(b, 0);
-    if (!whole) {
-      for (int64_t c = 0; c < columns; ++c) edge[c] = row[c];
-      row = edge;
-    }
-    const Vector b0 = *reinterpret_cast<const Vector*>(row), b1 = *reinterpret_cast<const Vector*>(row + kVector);
-#pragma GCC unroll 12
-    for (int r = 0; r < height; ++r) {
-      const float ak = *at<float>(a, r * job.row);
-      acc[r][0] += ak * b0;
-      acc[r][1] += ak * b1;
-    }
-  }
-  for (int r = 0; r < height; ++r)
-    std::memcpy(y + r * job.n, acc[r], (whole ? kWidth : columns) * sizeof(float));
-}
-
-using ProductTile = void (*)(const ProductJob&, float*, char*, char*, int64_t);
-
-template <bool whole, int... height>
-ProductTile product_tile_of(int64_t rows, std::integer_sequence<int, height...>) {
-  static constexpr ProductTile tiles[] = {product_tile<height + 1, whole>...};
-  return tiles[rows - 1];
-}
-
-void product(ggml_tensor*, int ith, int nth, void* userdata) {
-  const auto& job = *static_cast<const ProductJob*>(userdata);
-  Loop tiles = job.loop;
-  const int64_t down = (job.m + kHeight - 1) / kHeight, across = (job.n + kWidth - 1) / kWidth;
-  constexpr int64_t w = sizeof(float);
-  tiles.push(across, kWidth * w, 0, kWidth * w);
-  tiles.push(down, kHeight * job.n * w, kHeight * job.row, 0);
-  constexpr auto heights = std::make_integer_sequence<int, kHeight>();
-  each_row(tiles, kHeight * kWidth * job.k, ith, nth, [&](int64_t position, const int64_t* offset) {
-    const int64_t rows = std::min<int64_t>(kHeight, job.m - position % down * kHeight);
-    const int64_t columns = std::min<int64_t>(kWidth, job.n - position / down % across * kWidth);
-    const ProductTile tile = columns == kWidth ? product_tile_of<true>(rows, heights) : product_tile_of<false>(rows, heights);
-    tile(job, at<float>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]), at<char>(job.data[2], offset[2]), columns);
-  });
 }
 
 // ---- choice -----------------------------------------------------------------------------------------------------
@@ -633,14 +305,6 @@ Kernel any_two(DType dtype) {
          : dtype == DType::f32 ? map_two<F, float>
                                : nullptr;
 }
-template <class F>
-Kernel any_reduce(DType dtype) {
-  return dtype == DType::i64   ? reduce<F, int64_t, false>
-         : dtype == DType::i32 ? reduce<F, int32_t, false>
-         : dtype == DType::f32 ? reduce<F, float, false>
-                               : nullptr;
-}
-
 // Calls visit with a value of the storage type of `dtype`.
 template <class Visit>
 Kernel with_type(DType dtype, Visit&& visit) {
@@ -720,20 +384,6 @@ Kernel fill_kernel(DType dtype) {
   return with_type(dtype, [](auto x) -> Kernel { return fill<decltype(x)>; });
 }
 
-Kernel reduce_kernel(Fn fn, DType dtype) {
-  switch (fn) {
-    case Fn::sum: return any_reduce<Add>(dtype);
-    case Fn::amax: return any_reduce<Maximum>(dtype);
-    case Fn::amin: return any_reduce<Minimum>(dtype);
-    case Fn::mean: return dtype == DType::f32 ? reduce<Add, float, true> : nullptr;
-    default: return nullptr;
-  }
-}
-
-Kernel softmax_kernel() { return softmax; }
-Kernel layer_norm_kernel() { return norm<true>; }
-Kernel rms_norm_kernel() { return norm<false>; }
 Kernel gather_kernel() { return gather; }
-Kernel product_kernel() { return product; }
 
 }  // namespace keepdim::ggml

@@ -65,8 +65,10 @@ class GgmlEngine final : public Engine {
     compute(plan);
     if (const GatherJob* job = plan.error.job) {
       plan.error.job = nullptr;
+      const std::string range =
+          job->limit ? "out of range 0.." + std::to_string(job->limit - 1) : "not in an empty table";
       fail(Code::invalid_argument, "[run] embedding '" + *job->name + "': index " + std::to_string(plan.error.index) +
-                                       " is out of range 0.." + std::to_string(job->limit - 1) + ".");
+                                       " is " + range + ".");
     }
   }
 

@@ -1,7 +1,8 @@
 // One row an op: its rule, checked when a program is loaded, and how it is built. Shapes are checked on the
 // evaluated sizes before anything is added to the graph.
 #include <algorithm>
-#include <cstring>
+#include <iterator>
+#include <string_view>
 #include <unordered_map>
 
 #include "build.h"
@@ -16,25 +17,22 @@ constexpr TypeMask kAll = 0x3ff;  // every dtype of a tensor
 
 // ---- rules ------------------------------------------------------------------------------------------------------
 
-constexpr Rule unary(TypeMask types, std::initializer_list<AttrRule> attrs = {}) { return {1, 1, 0, Types::same, types, attrs}; }
-constexpr Rule ternary(uint8_t optional, int max, std::initializer_list<AttrRule> attrs = {}) {
-  return {1, max, optional, Types::same, kF32, attrs};
-}
-constexpr AttrRule kOther{"other", AttrKind::number, false, true};
+using Attrs = std::initializer_list<AttrRule>;
 constexpr AttrRule kDim{"dim", AttrKind::size, true};
-constexpr AttrRule kDims{"dims", AttrKind::sizes, true};
-constexpr AttrRule kEps{"eps", AttrKind::number, true};
-constexpr AttrRule kAxes{"axes", AttrKind::size, true};
-constexpr std::initializer_list<AttrRule> kOtherOnly = {kOther};
-constexpr std::initializer_list<AttrRule> kBounds = {{"min", AttrKind::number, false, true}, {"max", AttrKind::number, false, true}};
-constexpr std::initializer_list<AttrRule> kApproximate = {{"approximate", AttrKind::text, false}};
-constexpr std::initializer_list<AttrRule> kDimOnly = {kDim};
-constexpr std::initializer_list<AttrRule> kDimsOnly = {kDims};
-constexpr std::initializer_list<AttrRule> kNorm = {kEps, kAxes};
-constexpr std::initializer_list<AttrRule> kSlice = {kDim, {"start", AttrKind::size, true}, {"step", AttrKind::size, true}};
-constexpr std::initializer_list<AttrRule> kSelect = {kDim, {"index", AttrKind::size, true}};
-constexpr std::initializer_list<AttrRule> kArange = {{"start", AttrKind::number, true, true}, {"step", AttrKind::number, true}};
-constexpr std::initializer_list<AttrRule> kValue = {{"value", AttrKind::number, true, true}};
+constexpr Attrs kOther = {{"other", AttrKind::number, false, true}};
+constexpr Attrs kBounds = {{"min", AttrKind::number, false, true}, {"max", AttrKind::number, false, true}};
+constexpr Attrs kApproximate = {{"approximate", AttrKind::text, false}};
+constexpr Attrs kDimOnly = {kDim};
+constexpr Attrs kDims = {{"dims", AttrKind::sizes, true}};
+constexpr Attrs kNorm = {{"eps", AttrKind::number, true}, {"axes", AttrKind::size, true}};
+constexpr Attrs kSlice = {kDim, {"start", AttrKind::size, true}, {"step", AttrKind::size, true}};
+constexpr Attrs kSelect = {kDim, {"index", AttrKind::size, true}};
+constexpr Attrs kArange = {{"start", AttrKind::number, true, true}, {"step", AttrKind::number, true}};
+constexpr Attrs kValue = {{"value", AttrKind::number, true, true}};
+
+constexpr Rule unary(TypeMask types, Attrs attrs = {}) { return {1, 1, 0, Types::same, types, attrs}; }
+constexpr Rule binary(TypeMask types) { return {1, 2, 0, Types::same, types, kOther}; }
+constexpr Rule source(TypeMask types, Attrs attrs) { return {0, 0, 0, Types::same, types, attrs}; }
 
 // ---- elementwise ------------------------------------------------------------------------------------------------
 
@@ -114,40 +112,6 @@ Tensor cast(Build& b) {
 
 Tensor zeros(Build& b) { return b.fill(b.out(), {}, {}); }
 
-// Whether ggml can walk the rows [n, k] of a weight as they lie.
-bool rows_usable(const Tensor& w) {
-  const int64_t k = w.dims[w.rank - 1], n = w.dims[w.rank - 2];
-  return (k == 1 || w.strides[w.rank - 1] == w.width()) && (n == 1 || w.strides[w.rank - 2] >= w.width());
-}
-
-Tensor linear(Build& b) {
-  const Tensor &x = b.in(0), &w = b.in(1), &out = b.out();
-  if (x.rank < 1 || w.rank != 2 || w.dims[1] != x.dims[x.rank - 1])
-    b.refuse("weight " + dims_text(w) + " does not fit input " + dims_text(x) + ".");
-  Tensor expected = x;
-  expected.dims[x.rank - 1] = w.dims[0];
-  if (!same_dims(expected, out)) b.refuse("result " + dims_text(out) + " is not " + dims_text(expected) + ".");
-  const bool has_bias = b.has(2);
-  if (has_bias && (b.in(2).rank != 1 || b.in(2).dims[0] != w.dims[0]))
-    b.refuse("bias " + dims_text(b.in(2)) + " does not fit weight " + dims_text(w) + ".");
-  if (out.count() == 0) return out;
-  Tensor y;
-  if (w.dims[1] == 0) {
-    y = zeros(b);
-  } else {
-    const Tensor rows = b.contiguous(x), weight = rows_usable(w) ? w : b.contiguous(w);
-    y = b.mul_mat(out, weight, rows, out.count() / w.dims[0], Loop());
-  }
-  if (!has_bias) return y;
-  return b.map(map_kernel(Fn::add, y.dtype), out, {&y, &b.in(2)}, {}, 2);
-}
-
-Tensor transposed(Tensor x) {
-  std::swap(x.dims[x.rank - 1], x.dims[x.rank - 2]);
-  std::swap(x.strides[x.rank - 1], x.strides[x.rank - 2]);
-  return x;
-}
-
 // x with the batch dims of `out`; repeated dims have stride 0.
 Tensor expand_batch(const Tensor& x, const Tensor& out) {
   Tensor y = x;
@@ -161,11 +125,67 @@ Tensor expand_batch(const Tensor& x, const Tensor& out) {
   return y;
 }
 
-Loop batch_of(const Tensor& out, const Tensor& a, const Tensor& w) {
-  Loop loop;
-  for (int d = 0; d + 2 < out.rank; ++d) loop.push(out.dims[d], out.strides[d], a.strides[d], w.strides[d]);
-  loop.merge();
-  return loop;
+Tensor transposed(Tensor x) {
+  std::swap(x.dims[x.rank - 1], x.dims[x.rank - 2]);
+  std::swap(x.strides[x.rank - 1], x.strides[x.rank - 2]);
+  return x;
+}
+
+// [..., m, k] @ [..., k, n] + [n] for operands of the same batch, as they lie.
+Tensor product(Build& b, Tensor out, const Tensor& x, const Tensor& y, const Tensor& bias) {
+  b.allocate(out);
+  const int last = out.rank - 1;
+  auto* job = b.make<ProductJob>();
+  job->m = out.dims[last - 1];
+  job->n = out.dims[last];
+  job->k = x.dims[last];
+  job->a_row = x.strides[last - 1];
+  job->a_step = x.strides[last];
+  job->b_step = y.strides[last - 1];
+  job->b_column = y.strides[last];
+  for (int d = 0; d < last - 1; ++d) job->loop.push(out.dims[d], out.strides[d], x.strides[d], y.strides[d]);
+  job->loop.merge();
+  b.step(product_kernel(), job, out, {&x, &y, &bias}, static_cast<double>(out.count()) * static_cast<double>(job->k));
+  return out;
+}
+
+// Whether ggml's product is the better one (measured): few rows, so that reading w is what it costs, and w lies as
+// ggml reads it. Its tiles take whole vectors of k and fours of n; elsewhere it falls back to single dot products.
+bool prefers_ggml(const Tensor& w, int64_t rows) {
+  const int64_t k = w.dims[w.rank - 1], n = w.dims[w.rank - 2];
+  const bool lies = (k == 1 || w.strides[w.rank - 1] == w.width()) && (n == 1 || w.strides[w.rank - 2] >= w.width());
+  return lies && rows < (k % 16 == 0 && n % 4 == 0 ? 32 : 6);
+}
+
+Tensor linear(Build& b) {
+  const Tensor &x = b.in(0), &w = b.in(1), &out = b.out();
+  if (x.rank < 1 || w.rank != 2 || w.dims[1] != x.dims[x.rank - 1])
+    b.refuse("weight " + dims_text(w) + " does not fit input " + dims_text(x) + ".");
+  Tensor expected = x;
+  expected.dims[x.rank - 1] = w.dims[0];
+  if (!same_dims(expected, out)) b.refuse("result " + dims_text(out) + " is not " + dims_text(expected) + ".");
+  const bool has_bias = b.has(2);
+  if (has_bias && (b.in(2).rank != 1 || b.in(2).dims[0] != w.dims[0]))
+    b.refuse("bias " + dims_text(b.in(2)) + " does not fit weight " + dims_text(w) + ".");
+  if (out.count() == 0) return out;
+  const int64_t m = out.count() / w.dims[0], k = w.dims[1];
+  Tensor y;
+  if (k > 0 && !prefers_ggml(w, m)) {
+    Tensor rows = b.contiguous(x), flat = out, bias;
+    rows.rank = flat.rank = 2;
+    rows.dims[0] = flat.dims[0] = m;
+    rows.dims[1] = k;
+    flat.dims[1] = w.dims[0];
+    rows.pack();
+    flat.pack();
+    if (has_bias) bias = b.contiguous(b.in(2));
+    y = out;
+    y.buffer = product(b, flat, rows, transposed(w), bias).buffer;
+    return y;
+  }
+  y = k == 0 ? zeros(b) : b.mul_mat(out, w, b.contiguous(x), m, Loop());
+  if (!has_bias) return y;
+  return b.map(map_kernel(Fn::add, y.dtype), out, {&y, &b.in(2)}, {}, 2);
 }
 
 void check_matmul(Build& b) {
@@ -183,46 +203,19 @@ void check_matmul(Build& b) {
   }
 }
 
-// The second operand as it lies, its rows along n: no transpose, no copies.
-Tensor plain_product(Build& b, const Tensor& a, const Tensor& w) {
-  Tensor out = b.out();
-  b.allocate(out);
-  const int last = out.rank - 1;
-  auto* job = b.make<ProductJob>();
-  job->m = out.dims[last - 1];
-  job->n = out.dims[last];
-  job->k = a.dims[last];
-  job->row = a.strides[last - 1];
-  job->inner = a.strides[last];
-  job->step = w.strides[last - 1];
-  job->loop = batch_of(out, a, w);
-  b.step(product_kernel(), job, out, {&a, &w}, static_cast<double>(out.count()) * static_cast<double>(job->k));
-  return out;
-}
-
 Tensor matmul(Build& b) {
   check_matmul(b);
   const Tensor& out = b.out();
   if (out.count() == 0) return out;
   if (b.in(0).dims[b.in(0).rank - 1] == 0) return zeros(b);
-  Tensor w = transposed(b.in(1));  // [..., n, k]
-  if (!rows_usable(w) && w.strides[w.rank - 2] == w.width())
-    return plain_product(b, expand_batch(b.in(0), out), expand_batch(b.in(1), out));
-  if (!rows_usable(w)) w = b.contiguous(w);
-  w = expand_batch(w, out);
-  const Tensor a = b.contiguous(expand_batch(b.in(0), out));
-  Loop batch = batch_of(out, a, w);
-  if (batch.rank > 2) {
-    w = b.contiguous(w);
-    batch = batch_of(out, a, w);
-  }
-  int64_t m = out.dims[out.rank - 2];
-  const bool shared = std::all_of(batch.strides[2], batch.strides[2] + batch.rank, [](int64_t s) { return s == 0; });
-  if (shared) {  // one matrix for the whole batch: all rows in one product
-    m *= batch.count();
-    batch = Loop();
-  }
-  return b.mul_mat(out, w, a, m, batch);
+  const Tensor x = expand_batch(b.in(0), out), y = expand_batch(b.in(1), out), w = transposed(y);
+  const int64_t m = out.dims[out.rank - 2];
+  // ggml has two dims of batch, and reads contiguous rows.
+  Loop batch;
+  for (int d = 0; d + 2 < out.rank; ++d) batch.push(out.dims[d], out.strides[d], x.strides[d], w.strides[d]);
+  batch.merge();
+  if (x.contiguous() && prefers_ggml(w, m) && batch.rank <= 2) return b.mul_mat(out, w, x, m, batch);
+  return product(b, out, x, y, Tensor());
 }
 
 // ---- reductions and rows ------------------------------------------------------------------------------------------
@@ -270,7 +263,8 @@ Tensor reduce(Build& b) {
 Tensor softmax(Build& b) {
   const Tensor x = same_shape(b);
   const int64_t dim = b.size("dim");
-  if (dim < 0 || dim >= std::max(x.rank, 1)) b.refuse("dim " + std::to_string(dim) + " is none of " + dims_text(x) + ".");
+  if (dim < 0 || dim >= std::max(x.rank, 1))
+    b.refuse("dim " + std::to_string(dim) + " is none of " + dims_text(x) + ".");
   Tensor out = b.out();
   b.allocate(out);
   if (out.buffer < 0) return out;
@@ -294,7 +288,8 @@ Tensor norm(Build& b, Kernel kernel) {
   std::copy(x.dims + x.rank - axes, x.dims + x.rank, row.dims);
   std::copy(x.strides + x.rank - axes, x.strides + x.rank, row.strides);
   for (size_t i = 1; i < 3; ++i)
-    if (b.has(i) && !same_dims(b.in(i), row)) b.refuse("weight or bias " + dims_text(b.in(i)) + " does not fit " + dims_text(x) + ".");
+    if (b.has(i) && !same_dims(b.in(i), row))
+      b.refuse("weight or bias " + dims_text(b.in(i)) + " does not fit " + dims_text(x) + ".");
   Tensor out = b.out();
   if (out.count() == 0) return out;
   const Tensor source = row.contiguous() ? x : b.contiguous(x);
@@ -425,7 +420,8 @@ Tensor cat(Build& b) {
       total += expected.dims[dim];
       expected.dims[dim] = out.dims[dim];
     }
-    if (!same_dims(expected, out)) b.refuse("operand " + dims_text(b.in(i)) + " does not fit result " + dims_text(out) + ".");
+    if (!same_dims(expected, out))
+      b.refuse("operand " + dims_text(b.in(i)) + " does not fit result " + dims_text(out) + ".");
   }
   if (total != out.dims[dim]) b.refuse("the operands fill " + std::to_string(total) + " of " + dims_text(out) + ".");
   b.allocate(out);
@@ -478,36 +474,47 @@ constexpr Row kRows[] = {
     {"sigmoid", unary(kF32), one<Fn::sigmoid>},
     {"silu", unary(kF32), one<Fn::silu>},
     {"gelu", unary(kF32, kApproximate), gelu},
-    {"add", {1, 2, 0, Types::same, kNumbers, kOtherOnly}, two<Fn::add>},
-    {"sub", {1, 2, 0, Types::same, kNumbers, kOtherOnly}, two<Fn::sub>},
-    {"mul", {1, 2, 0, Types::same, kNumbers, kOtherOnly}, two<Fn::mul>},
-    {"div", {1, 2, 0, Types::same, kF32, kOtherOnly}, two<Fn::div>},
-    {"pow", {1, 2, 0, Types::same, kNumbers, kOtherOnly}, power},
-    {"maximum", {1, 2, 0, Types::same, kNumbers, kOtherOnly}, two<Fn::maximum>},
-    {"minimum", {1, 2, 0, Types::same, kNumbers, kOtherOnly}, two<Fn::minimum>},
+    {"add", binary(kNumbers), two<Fn::add>},
+    {"sub", binary(kNumbers), two<Fn::sub>},
+    {"mul", binary(kNumbers), two<Fn::mul>},
+    {"div", binary(kF32), two<Fn::div>},
+    {"pow", binary(kNumbers), power},
+    {"maximum", binary(kNumbers), two<Fn::maximum>},
+    {"minimum", binary(kNumbers), two<Fn::minimum>},
     {"clamp", unary(kNumbers, kBounds), clamp},
     {"cast", {1, 1, 0, Types::any, kAll, {}}, cast},
     {"matmul", {2, 2, 0, Types::same, kF32, {}}, matmul},
     {"linear", {2, 3, 4, Types::same, kF32, {}}, linear},
-    {"sum", unary(kNumbers, kDimsOnly), reduce<Fn::sum>},
-    {"mean", unary(kF32, kDimsOnly), reduce<Fn::mean>},
-    {"amax", unary(kNumbers, kDimsOnly), reduce<Fn::amax>},
-    {"amin", unary(kNumbers, kDimsOnly), reduce<Fn::amin>},
+    {"sum", unary(kNumbers, kDims), reduce<Fn::sum>},
+    {"mean", unary(kF32, kDims), reduce<Fn::mean>},
+    {"amax", unary(kNumbers, kDims), reduce<Fn::amax>},
+    {"amin", unary(kNumbers, kDims), reduce<Fn::amin>},
     {"softmax", unary(kF32, kDimOnly), softmax},
-    {"layer_norm", ternary(6, 3, kNorm), [](Build& b) { return norm(b, layer_norm_kernel()); }},
-    {"rms_norm", ternary(2, 2, kNorm), [](Build& b) { return norm(b, rms_norm_kernel()); }},
+    {"layer_norm", {1, 3, 6, Types::same, kF32, kNorm}, [](Build& b) { return norm(b, layer_norm_kernel()); }},
+    {"rms_norm", {1, 2, 2, Types::same, kF32, kNorm}, [](Build& b) { return norm(b, rms_norm_kernel()); }},
     {"reshape", unary(kAll), reshape},
-    {"permute", unary(kAll, kDimsOnly), permute},
+    {"permute", unary(kAll, kDims), permute},
     {"expand", unary(kAll), expand},
     {"slice", unary(kAll, kSlice), slice},
     {"select", unary(kAll, kSelect), select},
     {"copy", unary(kAll), same_shape},
     {"cat", {1, -1, 0, Types::same, kAll, kDimOnly}, cat},
     {"embedding", {2, 2, 0, Types::gather, kAll, {}}, embedding},
-    {"arange", {0, 0, 0, Types::same, kNumbers, kArange}, arange},
-    {"full", {0, 0, 0, Types::same, kAll, kValue}, full},
-    {"scalar", {0, 0, 0, Types::same, kAll, kValue}, full},
+    {"arange", source(kNumbers, kArange), arange},
+    {"full", source(kAll, kValue), full},
+    {"scalar", source(kAll, kValue), full},
 };
+
+constexpr bool rows_are_sound() {
+  for (const Row& row : kRows) {
+    if (row.rule.attrs.size() > std::size(Resolved{}.attrs)) return false;
+    int same = 0;
+    for (const Row& other : kRows) same += std::string_view(row.name) == other.name;
+    if (same != 1) return false;
+  }
+  return true;
+}
+static_assert(rows_are_sound(), "two rows of one name, or more attributes than Resolved holds");
 
 // ---- the static part of the rules ---------------------------------------------------------------------------------------
 
@@ -530,13 +537,15 @@ struct Check {
     if (node.outs.size() != 1) refuse("has one result, got " + std::to_string(node.outs.size()) + ".");
     if (!node.regions.empty()) refuse("takes no regions.");
     for (int i = 0; i < count; ++i)
-      if (node.ins[i] == kNone && !(i < 8 && rule.optional >> i & 1)) refuse("operand " + std::to_string(i) + " is missing.");
+      if (node.ins[i] == kNone && !(i < 8 && rule.optional >> i & 1))
+        refuse("operand " + std::to_string(i) + " is missing.");
   }
 
   DType tensor(int32_t id) const {
     const Value& value = program.values[id];
     if (dtype_bytes(value.dtype) == 0) refuse("'" + value.name + "' is no tensor.");
-    if (value.dims.size() > kMaxRank) refuse("'" + value.name + "' has more than " + std::to_string(kMaxRank) + " dims.");
+    if (value.dims.size() > kMaxRank)
+      refuse("'" + value.name + "' has more than " + std::to_string(kMaxRank) + " dims.");
     return value.dtype;
   }
 
@@ -560,7 +569,8 @@ struct Check {
     const bool real = out == DType::f32 || out == DType::f64 || out == DType::f16 || out == DType::bf16;
     if (const auto* text = std::get_if<std::string>(&value)) {
       if (*text != "inf" && *text != "-inf" && *text != "nan") refuse(std::string(rule.name) + " is no number.");
-      if (!real && out != DType::boolean) refuse(std::string(rule.name) + " = " + *text + " is no " + dtype_name(out) + ".");
+      if (!real && out != DType::boolean)
+        refuse(std::string(rule.name) + " = " + *text + " is no " + dtype_name(out) + ".");
     } else if (const auto* x = std::get_if<double>(&value)) {
       if (!real && out != DType::boolean && static_cast<double>(truncate(*x)) != *x)
         refuse(std::string(rule.name) + " = " + std::to_string(*x) + " is no " + dtype_name(out) + ".");
@@ -596,8 +606,7 @@ struct Check {
     dtypes();
     attrs();
     // A binary op has its second operand as a tensor or as a number, and not both.
-    const bool binary = row.rule.attrs.begin() == kOtherOnly.begin();
-    if (binary && (node.ins.size() == 2) == (node.attrs.count("other") == 1))
+    if (row.rule.attrs.begin() == kOther.begin() && (node.ins.size() == 2) == (node.attrs.count("other") == 1))
       refuse("takes either two operands or one and 'other'.");
     if (node.op == "clamp" && node.attrs.empty()) refuse("takes min, max or both.");
   }
@@ -608,8 +617,7 @@ struct Check {
 const Row* find_row(const std::string& op) {
   static const auto index = [] {
     std::unordered_map<std::string, const Row*> map;
-    for (const Row& row : kRows)
-      if (!map.emplace(row.name, &row).second) fail(Code::internal, std::string("[load] ggml: two rows for ") + row.name + ".");
+    for (const Row& row : kRows) map.emplace(row.name, &row);
     return map;
   }();
   const auto it = index.find(op);
@@ -637,7 +645,8 @@ void check(const Program& program) {
   }
   for (int32_t id : program.results)
     if (id != kNone && program.values[id].dims.size() > kMaxRank)
-      fail(Code::not_supported, "[load] result '" + program.values[id].name + "': has more than " + std::to_string(kMaxRank) + " dims.");
+      fail(Code::not_supported, "[load] result '" + program.values[id].name + "': has more than " +
+                                    std::to_string(kMaxRank) + " dims.");
 }
 
 std::vector<Resolved> resolve(const Program& program) {

@@ -1,0 +1,142 @@
+// How kernels walk over strided operands, and the arithmetic that more than one of them needs.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "build.h"
+
+namespace keepdim::ggml {
+
+constexpr int64_t kGrain = 2048;  // elements below which splitting a run costs more than it gives
+
+struct Span {
+  int64_t begin, end;
+};
+
+inline Span share(int64_t count, int ith, int nth) {
+  return {count / nth * ith + std::min<int64_t>(count % nth, ith),
+          count / nth * (ith + 1) + std::min<int64_t>(count % nth, ith + 1)};
+}
+
+// Byte offsets of all operands at one position of the outer dims, moved on without divisions.
+struct Odometer {
+  const Loop& loop;
+  const int rank;  // of the dims walked over
+  int64_t index[kMaxRank] = {};
+  int64_t offset[kMaxOperands] = {};
+
+  Odometer(const Loop& loop, int rank, int64_t start) : loop(loop), rank(rank) {
+    for (int d = rank - 1; d >= 0 && start; --d) {
+      index[d] = start % loop.dims[d];
+      start /= loop.dims[d];
+      for (int o = 0; o < kMaxOperands; ++o) offset[o] += index[d] * loop.strides[o][d];
+    }
+  }
+  void next() {
+    for (int d = rank - 1; d >= 0; --d) {
+      for (int o = 0; o < kMaxOperands; ++o) offset[o] += loop.strides[o][d];
+      if (++index[d] < loop.dims[d]) return;
+      for (int o = 0; o < kMaxOperands; ++o) offset[o] -= index[d] * loop.strides[o][d];
+      index[d] = 0;
+    }
+  }
+};
+
+inline int64_t outer_count(const Loop& loop) {
+  int64_t rows = 1;
+  for (int d = 0; d + 1 < loop.rank; ++d) rows *= loop.dims[d];
+  return rows;
+}
+
+// Calls body(n, offsets) for runs along the innermost dim, this thread's share of them.
+template <class Body>
+void each_run(const Loop& loop, int ith, int nth, Body&& body) {
+  const int last = loop.rank - 1;
+  const int64_t n = loop.dims[last], rows = outer_count(loop);
+  if (n <= 0 || rows <= 0) return;
+  if (rows * n < 2 * kGrain) {
+    if (ith) return;
+    nth = 1;
+  }
+  const int64_t parts = rows >= nth ? 1 : std::min<int64_t>((nth + rows - 1) / rows, std::max<int64_t>(1, n / kGrain));
+  const Span span = share(rows * parts, ith, nth);
+  Odometer at(loop, last, span.begin / parts);
+  int64_t part = span.begin % parts;
+  for (int64_t i = span.begin; i < span.end; ++i) {
+    const Span run = share(n, static_cast<int>(part), static_cast<int>(parts));
+    int64_t offset[kMaxOperands];
+    for (int o = 0; o < kMaxOperands; ++o) offset[o] = at.offset[o] + run.begin * loop.strides[o][last];
+    body(run.end - run.begin, offset);
+    if (++part == parts) {
+      part = 0;
+      at.next();
+    }
+  }
+}
+
+// Calls body(position, offsets) for every position of the whole nest, this thread's share of them.
+template <class Body>
+void each_row(const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
+  const int64_t rows = loop.count();
+  if (rows <= 0) return;
+  if (rows * work < 2 * kGrain) {
+    if (ith) return;
+    nth = 1;
+  }
+  const Span span = share(rows, ith, nth);
+  Odometer at(loop, loop.rank, span.begin);
+  for (int64_t i = span.begin; i < span.end; ++i, at.next()) body(i, at.offset);
+}
+
+template <class T>
+T* at(void* base, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
+}
+
+template <class To, class From>
+To bits(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To y;
+  std::memcpy(&y, &x, sizeof(y));
+  return y;
+}
+
+// Within 2 ulp, with the limits of expf: 2^n * e^r with |r| <= ln 2 / 2.
+inline float fast_exp(float x) {
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const float shifted = x * 1.44269504f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // In two factors: the ends of the range are beyond one exponent.
+  const int32_t e = bits<int32_t>(shifted) - bits<int32_t>(12582912.0f);
+  const int32_t half = e >> 1;
+  return p * bits<float>((half + 127) << 23) * bits<float>((e - half + 127) << 23);
+}
+
+template <class T>
+using Unsigned = std::make_unsigned_t<std::conditional_t<std::is_integral_v<T>, T, int>>;
+
+// Integers wrap, as in torch: the arithmetic is done unsigned.
+template <class T, class Op>
+T wrap(T a, T b, Op op) {
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(op(static_cast<Unsigned<T>>(a), static_cast<Unsigned<T>>(b)));
+  else
+    return op(a, b);
+}
+
+struct Add { template <class T> static T f(T a, T b) { return wrap(a, b, [](auto x, auto y) { return x + y; }); } };
+struct Mul { template <class T> static T f(T a, T b) { return wrap(a, b, [](auto x, auto y) { return x * y; }); } };
+struct Maximum { template <class T> static T f(T a, T b) { return (a > b) | (a != a) ? a : b; } };  // a NaN wins
+struct Minimum { template <class T> static T f(T a, T b) { return (a < b) | (a != a) ? a : b; } };
+
+}  // namespace keepdim::ggml

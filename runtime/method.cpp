@@ -1,0 +1,195 @@
+#include "method.h"
+
+#include <executorch/extension/data_loader/mmap_data_loader.h>
+#include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
+#include <executorch/runtime/executor/method.h>
+#include <executorch/runtime/executor/program.h>
+#include <sys/mman.h>
+
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "executorch.h"
+
+namespace keepdim {
+
+namespace {
+
+using executorch::aten::DimOrderType;
+using executorch::aten::StridesType;
+using executorch::aten::TensorImpl;
+using executorch::extension::MallocMemoryAllocator;
+using executorch::extension::MmapDataLoader;
+
+ScalarType to_scalar_type(DType dtype) {
+  static constexpr ScalarType types[] = {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double,
+                                         ScalarType::Char,  ScalarType::Byte, ScalarType::Short,    ScalarType::Int,
+                                         ScalarType::Long,  ScalarType::Bool};
+  return types[static_cast<size_t>(dtype)];
+}
+
+// The delegate's own sentence where there is one, ExecuTorch's error otherwise.
+[[noreturn]] void refuse(const char* stage, const std::string& subject, const std::string& what, et::Error error) {
+  if (!last_error().empty()) fail(Code::invalid_argument, last_error());
+  fail(Code::invalid_argument, "[" + std::string(stage) + "] " + subject + ": " + what + " (" + et::to_string(error) + ").");
+}
+
+// Anonymous memory: pages that are never written are never there, so an upper bound costs only address space.
+class Pages {
+ public:
+  explicit Pages(size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data_ == MAP_FAILED) {
+      fail(Code::out_of_memory, "[load] method: " + std::to_string(bytes) + " planned bytes cannot be had. Lower with smaller upper bounds.");
+    }
+  }
+  ~Pages() {
+    if (data_) munmap(data_, bytes_);
+  }
+  Pages(Pages&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
+  Pages(const Pages&) = delete;
+  et::Span<uint8_t> span() const { return {static_cast<uint8_t*>(data_), bytes_}; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_;
+};
+
+// One input as ExecuTorch's tensor; the arrays live as long as the method.
+struct Input {
+  std::vector<SizesType> sizes;
+  std::vector<DimOrderType> order;
+  std::vector<StridesType> strides;
+};
+
+}  // namespace
+
+struct Method::Loaded {
+  std::mutex mutex;
+  std::string name;
+  std::unique_ptr<MmapDataLoader> loader;
+  std::unique_ptr<et::Program> program;
+  std::vector<Pages> pages;
+  std::vector<et::Span<uint8_t>> spans;
+  std::unique_ptr<et::HierarchicalAllocator> planned;
+  MallocMemoryAllocator method_memory, temp_memory;
+  std::unique_ptr<et::MemoryManager> memory;
+  std::unique_ptr<et::Method> method;  // last: destroyed first
+  std::vector<Input> inputs;
+  size_t planned_bytes = 0;
+
+  TensorImpl tensor(size_t i, const Argument& arg);
+  void set_input(size_t i, const MethodInput& input);
+  void give(size_t i, Results& results);
+};
+
+Method::Method(const std::string& path, const std::string& name) : loaded_(std::make_unique<Loaded>()) {
+  Loaded& l = *loaded_;
+  l.name = name;
+  clear_last_error();
+  auto loader = MmapDataLoader::from(path.c_str(), MmapDataLoader::MlockConfig::NoMlock);
+  if (!loader.ok()) refuse("load", path, "cannot be opened", loader.error());
+  l.loader = std::make_unique<MmapDataLoader>(std::move(loader.get()));
+  auto program = et::Program::load(l.loader.get(), et::Program::Verification::InternalConsistency);
+  if (!program.ok()) refuse("load", path, "is not a program that ExecuTorch reads", program.error());
+  l.program = std::make_unique<et::Program>(std::move(program.get()));
+  const auto meta = l.program->method_meta(name.c_str());
+  if (!meta.ok()) refuse("load", path, "has no method '" + name + "'", meta.error());
+  for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
+    const auto bytes = meta->memory_planned_buffer_size(i);
+    if (!bytes.ok() || bytes.get() < 0) refuse("load", path, "plans memory of no size", bytes.error());
+    l.planned_bytes += static_cast<size_t>(bytes.get());
+    l.pages.emplace_back(static_cast<size_t>(bytes.get()));
+    l.spans.push_back(l.pages.back().span());
+  }
+  l.planned = std::make_unique<et::HierarchicalAllocator>(et::Span<et::Span<uint8_t>>(l.spans.data(), l.spans.size()));
+  l.memory = std::make_unique<et::MemoryManager>(&l.method_memory, l.planned.get(), &l.temp_memory);
+  auto method = l.program->load_method(name.c_str(), l.memory.get());
+  if (!method.ok()) refuse("load", path, "its method '" + name + "' cannot be loaded", method.error());
+  l.method = std::make_unique<et::Method>(std::move(method.get()));
+  l.inputs.resize(l.method->inputs_size());
+}
+
+Method::~Method() = default;
+
+size_t Method::planned_bytes() const { return loaded_->planned_bytes; }
+
+// Sizes and strides are int32 there.
+TensorImpl Method::Loaded::tensor(size_t i, const Argument& arg) {
+  Input& in = inputs[i];
+  in.sizes.resize(arg.rank);
+  in.order.resize(arg.rank);
+  in.strides.resize(arg.rank);
+  int64_t stride = 1;
+  for (size_t d = arg.rank; d-- > 0;) {
+    if (arg.sizes[d] > INT32_MAX || stride > INT32_MAX) {
+      fail(Code::invalid_argument, "[run] input " + std::to_string(i) + ": its sizes do not fit ExecuTorch's int32.");
+    }
+    in.sizes[d] = static_cast<SizesType>(arg.sizes[d]);
+    in.order[d] = static_cast<DimOrderType>(d);
+    in.strides[d] = static_cast<StridesType>(stride);
+    stride *= arg.sizes[d] > 0 ? arg.sizes[d] : 1;
+  }
+  return TensorImpl(to_scalar_type(arg.dtype), static_cast<ssize_t>(arg.rank), in.sizes.data(), const_cast<void*>(arg.data),
+                    in.order.data(), in.strides.data());
+}
+
+void Method::Loaded::set_input(size_t i, const MethodInput& input) {
+  et::Error status = et::Error::Ok;
+  switch (input.kind) {
+    case MethodInput::Kind::number: status = method->set_input(et::EValue(input.number), i); break;
+    case MethodInput::Kind::truth: status = method->set_input(et::EValue(input.truth), i); break;
+    case MethodInput::Kind::none: status = method->set_input(et::EValue(), i); break;
+    case MethodInput::Kind::argument:
+      if (input.argument.dtype == DType::integer) {
+        status = method->set_input(et::EValue(input.argument.value), i);
+      } else {
+        TensorImpl impl = tensor(i, input.argument);  // read while it is set: ExecuTorch keeps only the data pointer
+        status = method->set_input(et::EValue(Tensor(&impl)), i);
+      }
+  }
+  if (status != et::Error::Ok) refuse("run", "method '" + name + "'", "ExecuTorch refused input " + std::to_string(i), status);
+}
+
+void Method::Loaded::give(size_t i, Results& results) {
+  const et::EValue& value = method->get_output(i);
+  if (value.isTensor()) {
+    const Tensor& t = value.toTensor();
+    DType dtype;
+    if (!to_dtype(t.scalar_type(), &dtype)) {
+      fail(Code::not_supported, "[run] output " + std::to_string(i) + ": keepdim does not carry dtype " + et::toString(t.scalar_type()) + ".");
+    }
+    if (!is_contiguous(t)) fail(Code::not_supported, "[run] output " + std::to_string(i) + ": only the default dim order is supported.");
+    const std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end());
+    void* to = results.tensor(dtype, sizes.data(), sizes.size());
+    if (t.nbytes() > 0) std::memcpy(to, t.const_data_ptr(), t.nbytes());
+  } else if (value.isInt()) {
+    results.integer(value.toInt());
+  } else if (value.isDouble()) {
+    results.number(value.toDouble());
+  } else if (value.isBool()) {
+    results.truth(value.toBool());
+  } else if (value.isString()) {
+    results.text(std::string(value.toString()));
+  } else {
+    results.none();
+  }
+}
+
+void Method::run(const MethodInput* inputs, size_t count, Results& results) {
+  Loaded& l = *loaded_;
+  std::lock_guard<std::mutex> lock(l.mutex);
+  clear_last_error();
+  if (count != l.inputs.size()) {
+    fail(Code::invalid_argument, "[run] method '" + l.name + "': expected " + std::to_string(l.inputs.size()) + " inputs, got " +
+                                     std::to_string(count) + ".");
+  }
+  for (size_t i = 0; i < count; ++i) l.set_input(i, inputs[i]);
+  const et::Error status = l.method->execute();
+  if (status != et::Error::Ok) refuse("run", "method '" + l.name + "'", "an ExecuTorch kernel refused the input", status);
+  for (size_t i = 0; i < l.method->outputs_size(); ++i) l.give(i, results);
+}
+
+}  // namespace keepdim

@@ -1,0 +1,48 @@
+// A method of a .pte, loaded and run through ExecuTorch without its Python runtime: inputs are used where they lie,
+// planned memory is committed only as far as it is touched, and one failed call leaves the next one working.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "program.h"
+
+namespace keepdim {
+
+// One input of ExecuTorch's method. Constants of the method (a number, a flag, none) are inputs too.
+struct MethodInput {
+  enum class Kind : uint8_t { argument, number, truth, none } kind = Kind::argument;
+  Argument argument{DType::integer};  // a contiguous tensor, or an integer
+  double number = 0;
+  bool truth = false;
+};
+
+// Takes the results of one call, in order.
+class KEEPDIM_API Results {
+ public:
+  virtual ~Results() = default;
+  virtual void* tensor(DType dtype, const int64_t* sizes, size_t rank) = 0;  // where to write it
+  virtual void integer(int64_t value) = 0;
+  virtual void number(double value) = 0;
+  virtual void truth(bool value) = 0;
+  virtual void text(const std::string& value) = 0;
+  virtual void none() = 0;
+};
+
+class KEEPDIM_API Method {
+ public:
+  Method(const std::string& path, const std::string& name);
+  ~Method();
+  Method(const Method&) = delete;
+  Method& operator=(const Method&) = delete;
+
+  // One call at a time; others wait.
+  void run(const MethodInput* inputs, size_t count, Results& results);
+  size_t planned_bytes() const;  // what ExecuTorch planned outside the delegates, at the upper bounds
+
+ private:
+  struct Loaded;
+  std::unique_ptr<Loaded> loaded_;
+};
+
+}  // namespace keepdim
