@@ -127,12 +127,12 @@ def _value(spec: Spec, text: str | None) -> Any:
         if spec.dtype == "int" and spec.dims[0].value is not None:
             return spec.dims[0].value
         fail("cli", f"input {spec.name!r}", f"is missing ({spec})", f"Say --input {spec.name}=randn:...")
-    if spec.dtype == "int":
-        return int(text)
     if text.endswith((".npy", ".pt")):
         return _read(Path(text))
     kind, _, rest = text.partition(":")
     try:
+        if spec.dtype == "int":
+            return int(text)
         high, _, shape = rest.partition(":") if kind == "randint" else ("", "", rest)
         sizes = [int(n) for n in shape.split(",") if n]
         make = {
@@ -142,7 +142,7 @@ def _value(spec: Spec, text: str | None) -> Any:
             "randint": lambda: torch.randint(int(high), sizes),
         }[kind]
         return make().to(DTYPE_OF[spec.dtype])
-    except (KeyError, ValueError) as e:
+    except (KeyError, ValueError, RuntimeError) as e:  # the last: torch, of a negative size
         fail(
             "cli",
             f"input {spec.name!r}",

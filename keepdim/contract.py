@@ -19,7 +19,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
 
-from .dims import CMPS, MAKE, Dim, Table, decide, never_zero, range_text
+from .dims import CMPS, MAKE, Dim, Table, decide, dmax, never_zero, range_text
 from .errors import KeepdimError, fail
 
 VERSION = 1
@@ -273,6 +273,20 @@ def to_dim(value: Any, symbols: Mapping[str, Dim]) -> Dim:
     return _from_sympy(expr, symbols)
 
 
+def to_size(value: Any, symbols: Mapping[str, Dim]) -> Dim:
+    """The Dim of a tensor's size: torch knows that it is not negative, also where bounds alone do not show it.
+
+    >>> import sympy
+    >>> from torch.utils._sympy.functions import FloorDiv
+    >>> s = sympy.Symbol("s")
+    >>> print(to_size(s - FloorDiv(s, 2), {"s": Dim.symbol("n", 1, 8)}))
+    max(n - n//2, 0)
+    """
+    d = to_dim(value, symbols)
+    lo = d.bounds[0]
+    return d if lo is not None and lo >= 0 else dmax(d, 0)
+
+
 def _from_sympy(e: Any, symbols: Mapping[str, Dim]) -> Dim:
     def args() -> list[Dim]:
         return [_from_sympy(a, symbols) for a in e.args]
@@ -437,7 +451,7 @@ class _Reader:
             val = self.nodes[arg.name].meta["val"] if arg.name in self.nodes else getattr(arg, "value", None)
             name = arg.name or f"output_{i}"
             if isinstance(val, torch.Tensor):
-                dims = tuple(to_dim(d, self.symbols) for d in val.shape)
+                dims = tuple(to_size(d, self.symbols) for d in val.shape)
                 out.append(Spec(name, dtype_name(val.dtype, name), dims))
             elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
                 out.append(Spec(name, "int", (to_dim(val, self.symbols),)))

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
 
 from . import passes
-from .contract import Contract, Place, Spec, Symbol, dtype_name, shape_env_of, solve, to_dim
+from .contract import Contract, Place, Spec, Symbol, dtype_name, shape_env_of, solve, to_dim, to_size
 from .dims import Dim, Sym
 from .errors import KeepdimError, fail
 from .ops import ROWS, Args, Shape, Unsupported, dim_order_rows
@@ -151,7 +151,7 @@ class _Builder:
         return len(self.specs) + len(self.values) - 1
 
     def _dims(self, val: torch.Tensor) -> tuple[Dim, ...]:
-        return tuple(to_dim(d, self.symbols) for d in val.shape)
+        return tuple(to_size(d, self.symbols) for d in val.shape)
 
     def _input(self, node: FxNode) -> None:
         val, i = node.meta["val"], len(self.specs)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx.experimental._config as fx_config
 import torch.utils._pytree as pytree
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.backend.backend_details import BackendDetails
@@ -94,10 +95,11 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
 
 @contextlib.contextmanager
 def _open(env: Any) -> Iterator[None]:
-    """No stage decides a size."""
+    """No stage decides a size; nor whether one is 1, when it traces the program again."""
     keep_open(env)
     try:
-        yield
+        with fx_config.patch(backed_size_oblivious=True):
+            yield
     finally:
         if env is not None:
             env.__class__ = ShapeEnv

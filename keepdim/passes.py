@@ -8,6 +8,7 @@ from .dims import Dim
 from .program import NONE, Node, Program, Value
 
 FLOATS = ("f16", "bf16", "f32", "f64")
+WHOLE = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
 COMMUTES = ("add", "mul", "maximum", "minimum")
 BINARY = (*COMMUTES, "sub", "div", "pow")
 
@@ -17,14 +18,22 @@ def fold_scalars(p: Program) -> Program:
     numbers: dict[int, Dim | float] = {}
     nodes = []
     for n in p.nodes:
-        if n.op == "full" and not p.value(n.outs[0]).dims:
-            numbers[n.outs[0]] = n.attrs["value"]
-        elif n.op == "cast" and n.ins[0] in numbers:
-            known = numbers[n.ins[0]]
-            if p.value(n.outs[0]).dtype in FLOATS or (isinstance(known, Dim) and p.value(n.outs[0]).dtype != "bool"):
-                numbers[n.outs[0]] = known
+        made = p.value(n.outs[0]) if n.op in ("full", "cast") else None
+        number = n.attrs.get("value") if n.op == "full" else numbers.get(n.ins[0]) if n.op == "cast" else None
+        if made is not None and number is not None and not made.dims and _fits(number, made.dtype):
+            numbers[n.outs[0]] = number
         nodes.append(_with_number(n, numbers) if n.op in BINARY and len(n.ins) == 2 else n)
     return Program(p.contract, p.values, tuple(nodes), p.results)
+
+
+def _fits(number: Dim | float, dtype: str) -> bool:
+    """Whether the dtype holds the number as it is."""
+    if dtype in FLOATS:
+        return True
+    if dtype not in WHOLE or not isinstance(number, Dim):
+        return False
+    lo, hi = number.bounds
+    return lo is not None and hi is not None and -(2 ** (WHOLE[dtype] - 1)) <= lo and hi < 2 ** (WHOLE[dtype] - 1)
 
 
 def _with_number(n: Node, numbers: dict[int, Dim | float]) -> Node:

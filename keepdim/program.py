@@ -93,7 +93,9 @@ class Program(msgspec.Struct, frozen=True):
         head = {"values": raw["values"], "results": raw["results"], "nodes": [], "contract": None}
         body = convert(head, _Body, dims)
         nodes = tuple(_read_node(n, dims) for n in raw["nodes"])
-        return verify(Program(contract, body.values, nodes, body.results))
+        program = verify(Program(contract, body.values, nodes, body.results))
+        _verify_rows(raw["contract"], raw["values"], raw["results"])
+        return program
 
     # -- text
     def __str__(self) -> str:
@@ -313,6 +315,17 @@ def _verify_result(p: Program, r: int, out: Spec, defined: set[int]) -> None:
         fail("verify", f"output {out.name!r}", f"is promised as {out}, but its value is {have}")
 
 
+def _verify_rows(contract: dict[str, Any], values: list[Any], results: list[int]) -> None:
+    """What Dims no longer show: the runtime compares rows of the table, and two rows can be one Dim."""
+    specs = contract["inputs"] + values
+    for v in values:
+        if v["kind"] != "temp" and any(contract["dims"][d][0] != "const" for d in v["dims"]):
+            fail("verify", f"value {v['name']!r}", f"a {v['kind']} has constant dims")
+    for r, out in zip(results, contract["outputs"], strict=True):
+        if r != NONE and specs[r]["dims"] != out["dims"]:
+            fail("verify", f"output {out['name']!r}", f"its dims are other rows than those of {specs[r]['name']!r}")
+
+
 # ---------------------------------------------------------------- text
 def _shape(dtype: str, dims: Iterable[Dim]) -> str:
     return f"{dtype}[{', '.join(map(str, dims))}]"
@@ -346,7 +359,7 @@ def _lines(p: Program) -> Iterator[str]:
 def _node_lines(p: Program, nodes: Iterable[Node], pad: str) -> Iterator[str]:
     for n in nodes:
         outs = "; ".join(f"{v.name}: {_shape(v.dtype, v.dims)}" for v in map(p.value, n.outs))
-        ins = ", ".join("none" if i == NONE else p.value(i).name for i in n.ins)
+        ins = ", ".join("-" if i == NONE else p.value(i).name for i in n.ins)
         attrs = "; ".join(f"{k}={_attr_text(v)}" for k, v in sorted(n.attrs.items()))
         yield f"{pad}{outs} = {n.op}({ins})" + (f" {{{attrs}}}" if attrs else "")
         for r in n.regions:
@@ -427,7 +440,7 @@ class _TextReader:
         return self.ids[v.name]
 
     def _id(self, name: str) -> int:
-        if name == "none":
+        if name == "-":
             return NONE
         return self.ids[name] if name in self.ids else self._bad(name)
 

@@ -10,6 +10,17 @@ namespace keepdim {
 
 namespace {
 
+// Letters, digits and _, no digit first; bytes of other alphabets count as letters.
+bool is_identifier(const std::string& name) {
+  const auto letter = [](unsigned char c) { return c == '_' || c >= 0x80 || (c | 32) - 'a' < 26u; };
+  const auto digit = [](unsigned char c) { return c >= '0' && c <= '9'; };
+  if (name.empty() || !letter(name[0])) return false;
+  for (unsigned char c : name) {
+    if (!letter(c) && !digit(c)) return false;
+  }
+  return true;
+}
+
 using Json = nlohmann::json;
 constexpr int kMaxRegionDepth = 32;  // regions are read recursively
 
@@ -154,7 +165,7 @@ class ContractReader {
     const std::string subject = "symbol " + std::to_string(c_.symbols.size());
     Symbol symbol;
     symbol.name = string(j, "name", subject);
-    if (symbol.name.empty()) refuse(subject, "the name is empty.");
+    if (!is_identifier(symbol.name)) refuse(subject, "the name " + quote(symbol.name) + " is not an identifier.");
     if (!symbol_names_.insert(symbol.name).second) refuse(subject, "the name " + quote(symbol.name) + " is used twice.");
     const Json &lo = field(j, "lo", subject), &hi = field(j, "hi", subject);
     if (!lo.is_null()) symbol.range.lo = as_integer(lo, "lo", subject);

@@ -28,7 +28,7 @@ std::string text_of_bytes(int64_t bytes) {
 
 }  // namespace
 
-// ---- tensors and loops ------------------------------------------------------------------------------------------
+// ---- tensors and loops
 
 int64_t Tensor::count() const {
   int64_t n = 1;
@@ -115,7 +115,7 @@ Loop broadcast(const Tensor& out, std::initializer_list<const Tensor*> ins) {
   return loop;
 }
 
-// ---- plan -------------------------------------------------------------------------------------------------------
+// ---- plan
 
 void* Pool::take(size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
@@ -137,7 +137,7 @@ size_t GgmlPlan::bytes() const {
   return sizeof(*this) + block_bytes + pool.bytes() + places * sizeof(Place) + data.capacity() * sizeof(Data);
 }
 
-// ---- the node under construction ----------------------------------------------------------------------------------
+// ---- the node under construction
 
 Build::Build(const Program& program, const std::vector<const void*>& constants)
     : program_(program), constants_(constants), symbol_dims_(program.contract.symbols.size(), UINT32_MAX) {
@@ -193,7 +193,7 @@ void Build::refuse(const std::string& fact) const {
   fail(Code::invalid_program, "[build] " + node_->node->op + " '" + name() + "': " + fact);
 }
 
-// ---- buffers and steps --------------------------------------------------------------------------------------------
+// ---- buffers and steps
 
 int64_t Build::checked_bytes(const Tensor& t) const {
   int64_t bytes = t.width();
@@ -251,7 +251,8 @@ void Build::refer(void** where, const Tensor& t) {
   if (t.buffer >= 0) references_.push_back({where, t.buffer, t.offset});
 }
 
-void Build::add_step(ggml_tensor* node, const Tensor& out, std::initializer_list<const Tensor*> ins, uint8_t inplace) {
+void Build::add_step(ggml_tensor* node, const Tensor& out, std::initializer_list<const Tensor*> ins,
+                     uint8_t inplace) {
   const auto index = static_cast<int32_t>(steps_.size());
   Step step{node, out.buffer, {-1, -1, -1}, inplace};
   buffers_[out.buffer].last = index;
@@ -268,7 +269,8 @@ void Build::step(Kernel kernel, Job* job, const Tensor& out, std::initializer_li
                  bool elementwise) {
   if (!kernel) fail(Code::internal, "[build] " + node_->node->op + " '" + name() + "': no kernel for its dtype.");
   // The node stands only for the call; shapes and pointers are in the job.
-  ggml_tensor* node = ggml_custom_4d(context(), GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, kernel, GGML_N_TASKS_MAX, job);
+  ggml_tensor* node =
+      ggml_custom_4d(context(), GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, kernel, GGML_N_TASKS_MAX, job);
   --tensors_left_;
   ++tensors_used_;
   refer(&job->data[0], out);
@@ -328,7 +330,8 @@ Tensor Build::mul_mat(Tensor out, const Tensor& weight, const Tensor& rows, int6
   if (k > INT32_MAX || n > INT32_MAX) refuse("a product over rows of " + std::to_string(k) + " is too large.");
   allocate(out);
   ggml_context* ctx = context();
-  const int64_t inner = batch.rank > 0 ? batch.dims[batch.rank - 1] : 1, outer = batch.rank > 1 ? batch.dims[0] : 1;
+  const int64_t inner = batch.rank > 0 ? batch.dims[batch.rank - 1] : 1;
+  const int64_t outer = batch.rank > 1 ? batch.dims[0] : 1;
   const int64_t inner_step = batch.rank > 0 ? batch.strides[2][batch.rank - 1] : 0;
   const int64_t outer_step = batch.rank > 1 ? batch.strides[2][0] : 0;
   const int64_t row_step = n > 1 ? weight.strides[weight.rank - 2] : k * 4;
@@ -348,7 +351,7 @@ Tensor Build::mul_mat(Tensor out, const Tensor& weight, const Tensor& rows, int6
   return out;
 }
 
-// ---- the whole plan -----------------------------------------------------------------------------------------------
+// ---- the whole plan
 
 void Build::over_limit(int64_t bytes) const {
   std::string where;

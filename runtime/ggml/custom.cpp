@@ -9,7 +9,7 @@
 namespace keepdim::ggml {
 namespace {
 
-// ---- functions of one element -----------------------------------------------------------------------------------
+// ---- functions of one element
 
 inline float fast_tanh(float x) {
   const float t = std::fabs(x), s = x * x;
@@ -78,7 +78,7 @@ struct Pow {
   }
 };
 
-// ---- elementwise ----------------------------------------------------------------------------------------------
+// ---- elementwise
 
 template <class F, class T>
 void map_one(ggml_tensor*, int ith, int nth, void* userdata) {
@@ -187,16 +187,19 @@ void cast(ggml_tensor*, int ith, int nth, void* userdata) {
     From* x = at<From>(job.data[1], offset[1]);
     if (sy == sizeof(To) && sx == sizeof(From)) {
       // ggml has the half floats in vectors.
-      if constexpr (std::is_same_v<From, float> && std::is_same_v<To, Half>) ggml_cpu_fp32_to_fp16(x, &y->bits, n);
-      else if constexpr (std::is_same_v<From, Half> && std::is_same_v<To, float>) ggml_cpu_fp16_to_fp32(&x->bits, y, n);
-      else for (int64_t i = 0; i < n; ++i) y[i] = convert<To>(x[i]);
+      if constexpr (std::is_same_v<From, float> && std::is_same_v<To, Half>)
+        ggml_cpu_fp32_to_fp16(x, &y->bits, n);
+      else if constexpr (std::is_same_v<From, Half> && std::is_same_v<To, float>)
+        ggml_cpu_fp16_to_fp32(&x->bits, y, n);
+      else
+        for (int64_t i = 0; i < n; ++i) y[i] = convert<To>(x[i]);
     } else {
       for (int64_t i = 0; i < n; ++i) *at<To>(y, i * sy) = convert<To>(*at<From>(x, i * sx));
     }
   });
 }
 
-// ---- data movement --------------------------------------------------------------------------------------------
+// ---- data movement
 
 constexpr int64_t kTile = 16;
 
@@ -288,7 +291,7 @@ void gather(ggml_tensor*, int ith, int nth, void* userdata) {
   }
 }
 
-// ---- choice -----------------------------------------------------------------------------------------------------
+// ---- choice
 
 template <class F>
 Kernel floats_one(DType dtype) {

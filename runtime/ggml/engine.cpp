@@ -38,7 +38,8 @@ class Memory {
     bytes_ = 0;
     const size_t rounded = (bytes + kAlign - 1) / kAlign * kAlign;
     data_ = static_cast<char*>(std::aligned_alloc(kAlign, rounded));
-    if (!data_) fail(Code::out_of_memory, "[run] ggml: " + std::to_string(rounded) + " bytes could not be allocated.");
+    if (!data_)
+      fail(Code::out_of_memory, "[run] ggml: " + std::to_string(rounded) + " bytes could not be allocated.");
     bytes_ = rounded;
     return data_;
   }

@@ -59,7 +59,8 @@ void each_run(const Loop& loop, int ith, int nth, Body&& body) {
     if (ith) return;
     nth = 1;
   }
-  const int64_t parts = rows >= nth ? 1 : std::min<int64_t>((nth + rows - 1) / rows, std::max<int64_t>(1, n / kGrain));
+  const int64_t most = std::max<int64_t>(1, n / kGrain);
+  const int64_t parts = rows >= nth ? 1 : std::min<int64_t>((nth + rows - 1) / rows, most);
   const Span span = share(rows * parts, ith, nth);
   Odometer at(loop, last, span.begin / parts);
   int64_t part = span.begin % parts;
@@ -119,7 +120,8 @@ inline float fast_exp(float x) {
   // In two factors: the ends of the range are beyond one exponent.
   const int32_t e = bits<int32_t>(shifted) - bits<int32_t>(12582912.0f);
   const int32_t half = e >> 1;
-  return p * bits<float>((half + 127) << 23) * bits<float>((e - half + 127) << 23);
+  const auto power = [](int32_t n) { return bits<float>(static_cast<uint32_t>(n + 127) << 23); };
+  return p * power(half) * power(e - half);
 }
 
 template <class T>

@@ -15,7 +15,7 @@ constexpr TypeMask kF32 = bit(DType::f32);
 constexpr TypeMask kNumbers = kF32 | bit(DType::i64) | bit(DType::i32);
 constexpr TypeMask kAll = 0x3ff;  // every dtype of a tensor
 
-// ---- rules ------------------------------------------------------------------------------------------------------
+// ---- rules
 
 using Attrs = std::initializer_list<AttrRule>;
 constexpr AttrRule kDim{"dim", AttrKind::size, true};
@@ -34,10 +34,11 @@ constexpr Rule unary(TypeMask types, Attrs attrs = {}) { return {1, 1, 0, Types:
 constexpr Rule binary(TypeMask types) { return {1, 2, 0, Types::same, types, kOther}; }
 constexpr Rule source(TypeMask types, Attrs attrs) { return {0, 0, 0, Types::same, types, attrs}; }
 
-// ---- elementwise ------------------------------------------------------------------------------------------------
+// ---- elementwise
 
 void need_fit(Build& b, const Tensor& x) {
-  if (!fits(x, b.out())) b.refuse("operand " + dims_text(x) + " does not broadcast to " + dims_text(b.out()) + ".");
+  if (fits(x, b.out())) return;
+  b.refuse("operand " + dims_text(x) + " does not broadcast to " + dims_text(b.out()) + ".");
 }
 
 Tensor map_one(Build& b, Fn fn) {
@@ -108,7 +109,7 @@ Tensor cast(Build& b) {
   return b.map(cast_kernel(x.dtype, b.out().dtype), b.out(), {&x}, {}, 4);
 }
 
-// ---- products ---------------------------------------------------------------------------------------------------
+// ---- products
 
 Tensor zeros(Build& b) { return b.fill(b.out(), {}, {}); }
 
@@ -145,16 +146,36 @@ Tensor product(Build& b, Tensor out, const Tensor& x, const Tensor& y, const Ten
   job->b_column = y.strides[last];
   for (int d = 0; d < last - 1; ++d) job->loop.push(out.dims[d], out.strides[d], x.strides[d], y.strides[d]);
   job->loop.merge();
-  b.step(product_kernel(), job, out, {&x, &y, &bias}, static_cast<double>(out.count()) * static_cast<double>(job->k));
+  const double cost = static_cast<double>(out.count()) * static_cast<double>(job->k);
+  b.step(product_kernel(), job, out, {&x, &y, &bias}, cost);
   return out;
 }
 
-// Whether ggml's product is the better one (measured): few rows, so that reading w is what it costs, and w lies as
-// ggml reads it. Its tiles take whole vectors of k and fours of n; elsewhere it falls back to single dot products.
+// Whether ggml's product is the better one (measured): few rows, so that reading w is what it costs, and w lies
+// as ggml reads it. Its tiles take whole vectors of k and fours of n; else it makes single dot products.
 bool prefers_ggml(const Tensor& w, int64_t rows) {
-  const int64_t k = w.dims[w.rank - 1], n = w.dims[w.rank - 2];
-  const bool lies = (k == 1 || w.strides[w.rank - 1] == w.width()) && (n == 1 || w.strides[w.rank - 2] >= w.width());
+  const int64_t k = w.dims[w.rank - 1], n = w.dims[w.rank - 2], width = w.width();
+  const bool lies = (k == 1 || w.strides[w.rank - 1] == width) && (n == 1 || w.strides[w.rank - 2] >= width);
   return lies && rows < (k % 16 == 0 && n % 4 == 0 ? 32 : 6);
+}
+
+// All rows of x times one w [n, k], plus a bias [n] where there is one.
+Tensor rows_product(Build& b, const Tensor& x, const Tensor& w, const Tensor* bias) {
+  const Tensor& out = b.out();
+  const int64_t n = w.dims[0], k = w.dims[1], m = out.count() / n;
+  if (k == 0 || prefers_ggml(w, m)) {
+    const Tensor y = k == 0 ? zeros(b) : b.mul_mat(out, w, b.contiguous(x), m, Loop());
+    return bias ? b.map(map_kernel(Fn::add, y.dtype), out, {&y, bias}, {}, 2) : y;
+  }
+  Tensor rows = b.contiguous(x), flat = out, result = out;
+  rows.rank = flat.rank = 2;
+  rows.dims[0] = flat.dims[0] = m;
+  rows.dims[1] = k;
+  flat.dims[1] = n;
+  rows.pack();
+  flat.pack();
+  result.buffer = product(b, flat, rows, transposed(w), bias ? b.contiguous(*bias) : Tensor()).buffer;
+  return result;
 }
 
 Tensor linear(Build& b) {
@@ -164,28 +185,10 @@ Tensor linear(Build& b) {
   Tensor expected = x;
   expected.dims[x.rank - 1] = w.dims[0];
   if (!same_dims(expected, out)) b.refuse("result " + dims_text(out) + " is not " + dims_text(expected) + ".");
-  const bool has_bias = b.has(2);
-  if (has_bias && (b.in(2).rank != 1 || b.in(2).dims[0] != w.dims[0]))
+  if (b.has(2) && (b.in(2).rank != 1 || b.in(2).dims[0] != w.dims[0]))
     b.refuse("bias " + dims_text(b.in(2)) + " does not fit weight " + dims_text(w) + ".");
   if (out.count() == 0) return out;
-  const int64_t m = out.count() / w.dims[0], k = w.dims[1];
-  Tensor y;
-  if (k > 0 && !prefers_ggml(w, m)) {
-    Tensor rows = b.contiguous(x), flat = out, bias;
-    rows.rank = flat.rank = 2;
-    rows.dims[0] = flat.dims[0] = m;
-    rows.dims[1] = k;
-    flat.dims[1] = w.dims[0];
-    rows.pack();
-    flat.pack();
-    if (has_bias) bias = b.contiguous(b.in(2));
-    y = out;
-    y.buffer = product(b, flat, rows, transposed(w), bias).buffer;
-    return y;
-  }
-  y = k == 0 ? zeros(b) : b.mul_mat(out, w, b.contiguous(x), m, Loop());
-  if (!has_bias) return y;
-  return b.map(map_kernel(Fn::add, y.dtype), out, {&y, &b.in(2)}, {}, 2);
+  return rows_product(b, x, w, b.has(2) ? &b.in(2) : nullptr);
 }
 
 void check_matmul(Build& b) {
@@ -208,17 +211,25 @@ Tensor matmul(Build& b) {
   const Tensor& out = b.out();
   if (out.count() == 0) return out;
   if (b.in(0).dims[b.in(0).rank - 1] == 0) return zeros(b);
-  const Tensor x = expand_batch(b.in(0), out), y = expand_batch(b.in(1), out), w = transposed(y);
+  const Tensor x = expand_batch(b.in(0), out), y = expand_batch(b.in(1), out);
+  Tensor w = transposed(y);  // [..., n, k]
   const int64_t m = out.dims[out.rank - 2];
-  // ggml has two dims of batch, and reads contiguous rows.
   Loop batch;
   for (int d = 0; d + 2 < out.rank; ++d) batch.push(out.dims[d], out.strides[d], x.strides[d], w.strides[d]);
   batch.merge();
+  const bool shared = std::all_of(batch.strides[2], batch.strides[2] + batch.rank, [](int64_t s) { return s == 0; });
+  if (shared && x.contiguous()) {  // one matrix for the whole batch
+    std::copy(w.dims + w.rank - 2, w.dims + w.rank, w.dims);
+    std::copy(w.strides + w.rank - 2, w.strides + w.rank, w.strides);
+    w.rank = 2;
+    return rows_product(b, x, w, nullptr);
+  }
+  // ggml has two dims of batch, and reads contiguous rows.
   if (x.contiguous() && prefers_ggml(w, m) && batch.rank <= 2) return b.mul_mat(out, w, x, m, batch);
   return product(b, out, x, y, Tensor());
 }
 
-// ---- reductions and rows ------------------------------------------------------------------------------------------
+// ---- reductions and rows
 
 std::vector<int64_t> reduced_dims(Build& b, const Tensor& x) {
   const std::vector<int64_t> dims = b.sizes("dims");
@@ -306,7 +317,7 @@ Tensor norm(Build& b, Kernel kernel) {
   return out;
 }
 
-// ---- data movement --------------------------------------------------------------------------------------------------
+// ---- data movement
 
 // Splits and joins dims without moving data where the strides allow it, as torch's view does.
 bool reshape_view(const Tensor& x, Tensor& out) {
@@ -386,9 +397,10 @@ Tensor slice(Build& b) {
   out.dims[dim] = b.out().rank == x.rank ? b.out().dims[dim] : -1;
   if (!same_dims(out, b.out())) b.refuse("result " + dims_text(b.out()) + " is no slice of " + dims_text(x) + ".");
   const int64_t length = out.dims[dim], size = x.dims[dim];
-  if (start < 0 || start > size || step < 1 || (length && (start >= size || (length - 1) > (size - 1 - start) / step)))
-    b.refuse(std::to_string(length) + " elements from " + std::to_string(start) + " with step " + std::to_string(step) +
-             " are not in dim " + std::to_string(dim) + " of " + dims_text(x) + ".");
+  const bool bad = start < 0 || start > size || step < 1;
+  if (bad || (length && (start >= size || (length - 1) > (size - 1 - start) / step)))
+    b.refuse(std::to_string(length) + " elements from " + std::to_string(start) + " with step " +
+             std::to_string(step) + " are not in dim " + std::to_string(dim) + " of " + dims_text(x) + ".");
   if (b.out().count() == 0) return b.out();
   out.offset += start * x.strides[dim];
   if (length > 1) out.strides[dim] = x.strides[dim] * step;
@@ -399,7 +411,8 @@ Tensor select(Build& b) {
   const Tensor& x = b.in(0);
   const int64_t dim = need_dim(b, x), index = b.size("index");
   if (index < 0 || index >= x.dims[dim])
-    b.refuse("index " + std::to_string(index) + " is not in dim " + std::to_string(dim) + " of " + dims_text(x) + ".");
+    b.refuse("index " + std::to_string(index) + " is not in dim " + std::to_string(dim) + " of " + dims_text(x) +
+             ".");
   Tensor out = x;
   out.rank = x.rank - 1;
   std::copy(x.dims + dim + 1, x.dims + x.rank, out.dims + dim);
@@ -458,7 +471,7 @@ Tensor embedding(Build& b) {
 Tensor arange(Build& b) { return b.fill(b.out(), b.scalar("start"), b.scalar("step")); }
 Tensor full(Build& b) { return b.fill(b.out(), b.scalar("value"), {}); }
 
-// ---- the table --------------------------------------------------------------------------------------------------------
+// ---- the table
 
 constexpr Row kRows[] = {
     {"neg", unary(kNumbers), one<Fn::neg>},
@@ -516,7 +529,7 @@ constexpr bool rows_are_sound() {
 }
 static_assert(rows_are_sound(), "two rows of one name, or more attributes than Resolved holds");
 
-// ---- the static part of the rules ---------------------------------------------------------------------------------------
+// ---- the static part of the rules
 
 struct Check {
   const Program& program;
@@ -596,9 +609,11 @@ struct Check {
         refuse(std::string("attribute '") + rule.name + "' has the wrong type.");
     }
     if (found == node.attrs.size()) return;
-    for (const auto& [name, value] : node.attrs)
-      if (std::none_of(row.rule.attrs.begin(), row.rule.attrs.end(), [&](const AttrRule& r) { return name == r.name; }))
-        refuse("attribute '" + name + "' is not known.");
+    for (const auto& [name, value] : node.attrs) {
+      bool known = false;
+      for (const AttrRule& rule : row.rule.attrs) known |= name == rule.name;
+      if (!known) refuse("attribute '" + name + "' is not known.");
+    }
   }
 
   void all() const {

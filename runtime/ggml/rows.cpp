@@ -51,7 +51,7 @@ void reduce(ggml_tensor*, int ith, int nth, void* userdata) {
   const int last = inner.rank - 1, tail = kept.rank - 1;
   const int64_t n = inner.dims[last], sx = inner.strides[1][last];
   const int64_t rows = job.count ? outer_count(inner) : 0;
-  const auto finish = [&](Acc a) { return mean ? static_cast<T>(a / static_cast<Acc>(job.count)) : static_cast<T>(a); };
+  const auto finish = [&](Acc a) { return static_cast<T>(mean ? a / static_cast<Acc>(job.count) : a); };
 
   if (sx != sizeof(T) && kept.strides[1][tail] == sizeof(T) && kept.strides[0][tail] == sizeof(T)) {
     // What is kept is contiguous: whole rows are added up, a block of columns at a time.

@@ -1,0 +1,345 @@
+"""2,000 mutated Programs: each is refused with a sentence or runs. Never a crash, a hang or another exception.
+
+A crash would take pytest with it, so this file runs itself as a script in a process of its own.
+"""
+
+import copy
+import faulthandler
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+COUNT = 2000
+BROKEN = ("[build] ggml: ", "': built ", ": no kernel for", "[run] ggml: the graph")  # its own promises, broken
+LARGE = 1_000_000  # elements of one tensor; larger ones are not run
+WIDTH = {
+    "f32": "f4",
+    "f16": "f2",
+    "bf16": "u2",
+    "f64": "f8",
+    "i8": "i1",
+    "u8": "u1",
+    "i16": "i2",
+    "i32": "i4",
+    "i64": "i8",
+    "bool": "?",
+}
+
+# op: (operands, attributes, result); a shape is "dtype dims", a weight has a "!" before it
+UNARY = "neg abs relu sqrt rsqrt exp log sin cos tanh sigmoid silu gelu".split()
+BINARY = "add sub mul div pow maximum minimum".split()
+OPS = {op: (["f32 s 8"], {}, "f32 s 8") for op in UNARY}
+OPS |= {op: (["f32 s 8", "f32 1 8"], {}, "f32 s 8") for op in BINARY}
+OPS |= {op: (["f32 s t 8"], {"dims": ["0", "2"]}, "f32 1 t 1") for op in ("sum", "mean", "amax", "amin")}
+OPS |= {
+    "clamp": (["f32 s 8"], {"min": 0.5, "max": "s"}, "f32 s 8"),
+    "cast": (["f32 s 8"], {}, "i64 s 8"),
+    "matmul": (["f32 2 s 8", "f32 1 8 t"], {}, "f32 2 s t"),
+    "linear": (["f32 s 8", "!f32 4 8", "!f32 4"], {}, "f32 s 4"),
+    "softmax": (["f32 s t 8"], {"dim": "1"}, "f32 s t 8"),
+    "layer_norm": (["f32 s 8", "!f32 8", "!f32 8"], {"eps": 1e-5, "axes": "1"}, "f32 s 8"),
+    "rms_norm": (["f32 s 8", "!f32 8"], {"eps": 1e-5, "axes": "1"}, "f32 s 8"),
+    "reshape": (["f32 s 8"], {}, "f32 8 s"),
+    "permute": (["f32 s t 8"], {"dims": ["2", "0", "1"]}, "f32 8 s t"),
+    "expand": (["f32 1 8"], {}, "f32 s t 8"),
+    "cat": (["f32 s 8", "f32 t 8"], {"dim": "0"}, "f32 s+t 8"),
+    "slice": (["f32 s+t 8"], {"dim": "0", "start": "s", "step": "1"}, "f32 t 8"),
+    "select": (["f32 s+t 8"], {"dim": "0", "index": "s"}, "f32 8"),
+    "copy": (["i64 s 8"], {}, "i64 s 8"),
+    "embedding": (["!f32 4 8", "i64 s"], {}, "f32 s 8"),
+    "arange": ([], {"start": "s", "step": "2"}, "i64 t"),
+    "full": ([], {"value": "s"}, "f32 s 8"),
+    "scalar": ([], {"value": 1.5}, "f32"),
+}
+SIZES = ["s", "t", "s+t", *map(str, range(9)), "32"]
+
+
+def hand_made(op):
+    """A program of one op over s and t, with an integer input and an item as the symbols' sources, as plain JSON."""
+    operands, attrs, result = OPS[op]
+    row = SIZES.index
+    dims = [["sym", 0], ["sym", 1], ["add", [0, 1]], *(["const", int(n)] for n in SIZES[3:])]
+    source = {"input": 0, "index": 0, "mul": row("1"), "add": row("0")}
+    symbols = [
+        {"name": "s", "lo": 1, "hi": 64, "source": source | {"kind": "int"}},
+        {"name": "t", "lo": 1, "hi": 64, "source": source | {"kind": "item", "input": 1, "index": 1}},
+    ]
+    inputs = [{"name": "s", "dtype": "int", "dims": [0]}, {"name": "pos", "dtype": "i64", "dims": [row("2")]}]
+    values, ids = [], []
+    for i, text in enumerate(operands):
+        dtype, *sizes = text.lstrip("!").split()
+        spec = {"name": f"a{i}", "dtype": dtype, "dims": [row(d) for d in sizes]}
+        ids.append(("value", len(values)) if text[0] == "!" else ("input", len(inputs)))
+        (values if text[0] == "!" else inputs).append(
+            spec | ({"kind": "const", "key": f"w{i}"} if text[0] == "!" else {})
+        )
+    dtype, *sizes = result.split()
+    out = {"name": "out", "dtype": dtype, "dims": [row(d) for d in sizes]}
+    ins = [i if kind == "input" else len(inputs) + i for kind, i in ids]
+    plain = {k: [row(d) for d in v] if isinstance(v, list) else row(v) if v in SIZES else v for k, v in attrs.items()}
+    node = {"op": op, "ins": ins, "outs": [len(inputs) + len(values)], "attrs": plain, "regions": []}
+    check = [{"lhs": 2, "cmp": "le", "rhs": row("32"), "sentence": "it has to fit"}]
+    contract = {"dims": dims, "symbols": symbols, "inputs": inputs, "constraints": check, "outputs": [out]}
+    values = [*values, out | {"kind": "temp", "key": ""}]
+    return {"version": 1, "contract": contract, "values": values, "nodes": [node], "results": node["outs"]}
+
+
+def lowered():
+    """Programs of eight small models, as plain JSON."""
+    import torch
+    from torch import nn
+    from torch.export import Dim
+
+    import keepdim
+    from keepdim import pte
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.n = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)
+
+        def forward(self, x):
+            return x + self.b(nn.functional.silu(self.a(self.n(x))))
+
+    class Attend(nn.Module):
+        def forward(self, q, k):
+            return torch.softmax(q @ k.transpose(1, 2) * 0.5, -1) @ k
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e = nn.Embedding(16, 8)
+
+        def forward(self, ids):
+            return self.e(ids) + torch.arange(ids.shape[1]).unsqueeze(-1)
+
+    class Pieces(nn.Module):
+        def forward(self, x):
+            a, b = torch.cat([x, 2 * x])[x.shape[0] :].chunk(2, -1)
+            return (a * b).reshape(-1, 2, 2).permute(2, 0, 1).expand(2, -1, 2)
+
+    class Sizes(nn.Module):
+        def forward(self, x):
+            return x * x.shape[0] + torch.full((x.shape[0], 1), 2.0), x.shape[0] * 2
+
+    class Reduce(nn.Module):
+        def forward(self, x):
+            return x.mean(0), x.sum((0, 1)), x.amax(1), (x - x.amax()).exp().clamp(max=0.5)
+
+    class Derived(nn.Module):
+        def forward(self, x, y):
+            return torch.cat([x, x]) + y
+
+    s = Dim("s", min=1, max=32)
+    x, ids = torch.randn(3, 8), torch.ones(2, 5, dtype=torch.int64)
+    models = [
+        (Block(), (x,), ({0: s},)),
+        (nn.Linear(8, 4), (x,), ({0: s},)),
+        (Attend(), (torch.randn(2, 3, 8), torch.randn(2, 5, 8)), ({1: s}, {1: Dim("t", min=1, max=32)})),
+        (Tokens(), (ids,), ({1: s},)),
+        (Pieces(), (torch.randn(4, 8),), ({0: s},)),
+        (Sizes(), (x,), ({0: s},)),
+        (Reduce(), (x,), ({0: s},)),
+        (Derived(), (x, torch.randn(6, 8)), ({0: s}, {0: 2 * s})),
+    ]
+    out = []
+    for model, args, shapes in models:
+        module = keepdim.lower(model.eval(), args, dynamic_shapes=shapes)
+        out += [json.loads(d.program.to_json()) for d in pte.delegates(module.path) if d.program is not None]
+    return out
+
+
+# ---------------------------------------------------------------- mutating
+NUMBERS = [-1, 0, 1, 2, 3, 7, 63, 2**20, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, -(2**63), 2**70, -(2**31) - 1]
+WORDS = [*WIDTH, *OPS, "inf", "nan", "x", ""]
+WORDS += "int python temp const state size item sym floordiv mod max min le ne".split()
+
+
+def places(x):
+    """Every (container, key) below x."""
+    items = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ()
+    for key, value in list(items):
+        yield x, key
+        yield from places(value)
+
+
+def mutate(program, rng):
+    """One change anywhere."""
+    everywhere = list(places(program))
+    at, key = rng.choice(everywhere)
+    value = at[key]
+    kind = rng.randrange(8)
+    if kind == 0 and isinstance(at, list):
+        del at[key]
+    elif kind == 1 and isinstance(at, list):
+        at.insert(rng.randrange(len(at) + 1), copy.deepcopy(value))
+    elif kind == 2 and isinstance(at, list) and len(at) > 1:
+        other = rng.randrange(len(at))
+        at[key], at[other] = at[other], at[key]
+    elif kind == 3:
+        twin = rng.choice([v for v in (c[k] for c, k in everywhere) if type(v) is type(value)])
+        at[key] = copy.deepcopy(twin)
+    elif isinstance(value, bool):
+        at[key] = rng.choice([not value, 1, 0.5])
+    elif isinstance(value, int) and kind < 7:
+        at[key] = value + rng.choice([-2, -1, 1, 2]) if kind < 6 else rng.choice(NUMBERS)
+    elif isinstance(value, str) and kind < 7:
+        at[key] = rng.choice(WORDS)
+    elif isinstance(value, dict) and value and kind < 6:
+        del value[rng.choice(list(value))]
+    else:
+        at[key] = rng.choice([None, 0.5, -1.0, 1e300, True, "x", [], {}, [0], rng.choice(NUMBERS)])
+
+
+def bend(program, rng):
+    """One change that mostly passes the verifier, so that the engine has to refuse it: dtype, shape, attribute."""
+    contract, rows = program["contract"], len(program["contract"]["dims"])
+    specs = program["values"] + contract["inputs"] + contract["outputs"]
+    node, spec = rng.choice(program["nodes"]), rng.choice(specs)
+    kind = rng.randrange(4)
+    if kind == 0:
+        old, new = spec["dtype"], rng.choice(list(WIDTH))
+        for s in specs:
+            s["dtype"] = new if s["dtype"] == old else s["dtype"]
+    elif kind == 1 and node["attrs"]:
+        odd = [rng.randrange(rows), rng.randrange(rows), -1.0, 0.5, 1e300, "nan", True, [0], [0, 1], [2, 1, 0], "tanh"]
+        node["attrs"][rng.choice(list(node["attrs"]))] = rng.choice(odd)
+    elif kind == 2:
+        node["op"] = rng.choice(list(OPS))
+    elif spec["dims"]:
+        spec["dims"][rng.randrange(len(spec["dims"]))] = rng.randrange(rows)
+        spec["dims"] += [rng.randrange(rows)] if rng.random() < 0.2 else []
+    made = contract["inputs"] + program["values"]
+    for out, result in zip(contract["outputs"], program["results"], strict=True):  # as the result now is
+        if result >= 0:
+            out |= {"dtype": made[result]["dtype"], "dims": list(made[result]["dims"])}
+
+
+def mutants(seeds, count):
+    """`count` mutated programs, the same ones every time."""
+    rng = random.Random(0)
+    for i in range(count):
+        program = copy.deepcopy(seeds[i % len(seeds)])
+        change = rng.choice([mutate, bend])
+        for _ in range(rng.choice([1, 1, 1, 2, 3])):
+            change(program, rng)
+        yield json.dumps(program).encode()
+
+
+# ---------------------------------------------------------------- running
+class TooLarge(Exception):
+    """Not run here: the program is legal, its smallest sizes are not small."""
+
+
+def array(spec, values, rng):
+    """Data for one tensor at these sizes; integers are small, so that some are indices in range."""
+    import numpy as np
+
+    shape = [values[d] for d in spec["dims"]]
+    if np.prod([float(n) for n in shape]) > LARGE or max(shape, default=0) > LARGE:
+        raise TooLarge
+    return rng.integers(0, 4, shape).astype(WIDTH[spec["dtype"]])
+
+
+def attempt(data, rng):
+    """One program: verified, loaded, run at two sizes; the answer is what became of it."""
+    from keepdim import _native
+
+    try:
+        _native.verify(data)
+        contract = json.loads(data)["contract"]
+        runs = []
+        for step in (0, 3):
+            lows = [s["lo"] if s["lo"] is not None else min(0, s["hi"] or 0) for s in contract["symbols"]]
+            tops = [s["hi"] if s["hi"] is not None else 2**62 for s in contract["symbols"]]
+            runs.append([min(lo + step, hi) for lo, hi in zip(lows, tops, strict=True)])
+        values = _native.eval_dims(data, runs[0])
+        kept = [v for v in json.loads(data)["values"] if v["kind"] != "temp"]
+        weights = {v["key"]: array(v, values, rng).tobytes() for v in kept}
+        delegate = _native.Delegate("ggml", data, weights)
+    except _native.Error:
+        return "refused"
+    except TooLarge:
+        return "large"
+    ran = False
+    for symbols in (*runs, runs[0]):
+        try:
+            delegate.run(arguments(contract, symbols, _native.eval_dims(data, symbols), rng))
+            ran = True
+        except (_native.Error, TooLarge) as e:
+            if any(text in str(e) for text in BROKEN):
+                raise
+    return "ran" if ran else "refused at run"
+
+
+def arguments(contract, symbols, values, rng):
+    """Inputs that bind to these symbols, elements that are read as symbols included."""
+    args = [values[s["dims"][0]] if s["dtype"] == "int" else array(s, values, rng) for s in contract["inputs"]]
+    for symbol, value in zip(contract["symbols"], symbols, strict=True):
+        source = symbol["source"]
+        if source["kind"] == "item":
+            place = values[source["mul"]] * value + values[source["add"]]
+            flat = args[source["input"]].reshape(-1)
+            if source["index"] < flat.size and abs(place) < 2 ** (8 * flat.itemsize - 1):
+                flat[source["index"]] = place
+    return args
+
+
+def main(current, folder):
+    """Print what became of every mutant; `current` holds the program under way, for whoever finds us dead."""
+    import numpy as np
+
+    from keepdim import _native
+
+    faulthandler.enable()
+    before = _native.options()
+    _native.set_options(memory_limit=256 << 20, threads=1)
+    seeds = lowered() + [hand_made(op) for op in OPS]
+    rng = np.random.default_rng(0)
+    healthy = Counter(attempt(json.dumps(s).encode(), rng) for s in seeds)
+    counts = Counter()
+    for i, data in enumerate(mutants(seeds, COUNT)):
+        Path(current).write_bytes(data)
+        if folder:
+            Path(folder, f"{i:04}.json").write_bytes(data)
+        counts[attempt(data, rng)] += 1
+    _native.set_options(**before)
+    print(
+        json.dumps(
+            {
+                "seeds": len(seeds),
+                "healthy": healthy["ran"],
+                "ops": sorted({n["op"] for s in seeds for n in s["nodes"]}),
+                **counts,
+            }
+        )
+    )
+
+
+def test_mutated_programs(tmp_path, request):
+    """Every mutant is refused or runs, in a process that ends well; every op of the engine is among the seeds."""
+    from keepdim import _native
+
+    folder = ""
+    if request.config.getoption("--write-programs"):
+        folder = request.config.rootpath / "build" / "programs"
+        folder.mkdir(parents=True, exist_ok=True)
+    current = tmp_path / "current.json"
+    command = [sys.executable, __file__, str(current), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    last = current.read_text() if current.exists() else "no program yet"
+    assert done.returncode == 0, f"exit code {done.returncode} at\n{last}\n{done.stderr[-3000:]}"
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert set(counts.pop("ops")) >= set(_native.engines()["ggml"])
+    assert counts.pop("healthy") == counts.pop("seeds") >= 8 + len(OPS)
+    assert sum(counts.values()) == COUNT
+    assert counts["refused"] > COUNT // 3 and counts["refused at run"] > COUNT // 20 and counts["ran"] > COUNT // 10, (
+        counts
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
