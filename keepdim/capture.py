@@ -95,7 +95,7 @@ def _export(
 
 def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any,
              leaves: list[Any], in_spec: pytree.TreeSpec, specs: list[Any]) -> Captured:  # fmt: skip
-    ep = _export(mode, copy.deepcopy(model), args, kwargs, shapes)
+    ep = _export(mode, _own(model), args, kwargs, shapes)
     names = _names(ep, specs)
     contract = Contract.of(ep, names)
     notes = _narrowed(contract, specs)
@@ -116,8 +116,7 @@ def _from_program(ep: ExportedProgram) -> Captured:
         if spec.dtype == "int" and spec.dims[0].value is None:
             fail("capture", f"input {spec.name!r}", "is a dynamic integer, which ExecuTorch freezes",
                  "Pass the model and its example arguments instead of an ExportedProgram")  # fmt: skip
-    shared = {id(t): t for t in (*ep.state_dict.values(), *ep.constants.values()) if isinstance(t, torch.Tensor)}
-    own = copy.deepcopy(ep, shared)  # lowering consumes a program; the weights need no copy
+    own = _own_program(ep)  # lowering consumes a program
     in_spec, out_spec = ep.call_spec.in_spec, ep.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
     _strip_asserts(own)
@@ -127,6 +126,18 @@ def _from_program(ep: ExportedProgram) -> Captured:
     ]
     signature = Signature(contract, in_spec, out_spec, [Transport()] * len(contract.inputs), constants)
     return Captured(own, signature, {})
+
+
+def _own(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose state may change; the parameters, which do not, are shared."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
+def _own_program(ep: ExportedProgram) -> ExportedProgram:
+    """The same for a program."""
+    changing = set(ep.graph_signature.buffers_to_mutate.values())
+    tensors = [t for k, t in (*ep.state_dict.items(), *ep.constants.items()) if k not in changing]
+    return copy.deepcopy(ep, {id(t): t for t in tensors if isinstance(t, torch.Tensor)})
 
 
 def _strip_asserts(ep: ExportedProgram) -> None:
@@ -321,8 +332,8 @@ def _compare_at_lower_end(model: torch.nn.Module, ep: ExportedProgram, contract:
         subject = f"lower end {text} ({mode.name})"
         flat = sized(contract, leaves, values)
         try:
-            want = _run(lambda: copy.deepcopy(model), flat, in_spec, subject, "eager")
-            got = _run(lambda: copy.deepcopy(ep).module(), flat, in_spec, subject, "the exported program")
+            want = _run(lambda: _own(model), flat, in_spec, subject, "eager")
+            got = _run(lambda: _own_program(ep).module(), flat, in_spec, subject, "the exported program")
             _same(want, got, subject)
         except KeepdimError as e:
             raise WrongAtLowerEnd(str(e)) from e
@@ -413,7 +424,7 @@ def _with_ints_as_tensors(
     packed = tuple(
         torch.empty(max(x.shape[0], 2), 0) if t.kind == "size" else x for x, t in zip(packed, transports, strict=True)
     )
-    wrapped = _IntsAsTensors(copy.deepcopy(model), in_spec, transports)
+    wrapped = _IntsAsTensors(_own(model), in_spec, transports)
     ep = _export(mode, wrapped, packed, {}, (tuple(flat_specs),))
     names = _names(ep, flat_specs)
     user = [s.arg for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]

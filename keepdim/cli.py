@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger = logging.getLogger("keepdim")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # ExecuTorch may have set up the root logger: the line would show twice
+    for noisy in ("torchao", "torch.utils._pytree"):  # what exir's imports say about optional parts
+        logging.getLogger(noisy).setLevel(logging.ERROR)
     try:
         return args.run(args)
     except KeepdimError as e:

@@ -6,6 +6,7 @@ import logging
 import shutil
 import tempfile
 import threading
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -130,13 +131,17 @@ def lower(
     from .capture import capture
     from .lowering import lower_method
 
-    log.info("exporting %s", type(model).__name__)
-    captured = capture(model, args, kwargs, dynamic_shapes)
-    log.info("lowering %d nodes", len(captured.program.graph.nodes))
     parts = [partitioner] if isinstance(partitioner, Partitioner) else partitioner
     folder = tempfile.mkdtemp(prefix="keepdim-")
     try:
-        artifact = lower_method(captured, Path(folder) / "method.pte", engine, parts)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", category=FutureWarning, module="copyreg"
+            )  # torch's own, of its own copies
+            log.info("exporting %s", type(model).__name__)
+            captured = capture(model, args, kwargs, dynamic_shapes)
+            log.info("lowering %d nodes", len(captured.program.graph.nodes))
+            artifact = lower_method(captured, Path(folder) / "method.pte", engine, parts)
         module = Module(artifact.path)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
