@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import platform
 import random
 import statistics
@@ -83,13 +84,12 @@ def one_linear() -> list[Row]:
     ]
     sizes = random.Random(0).sample(range(2, 128), 100)
     inputs = [torch.randn(n, WIDTH) for n in sizes]
-    new = {name: [] for name in ("ours", "xnnpack", "again", "xnnpack again")}  # type: dict[str, list[float]]
+    new: dict[str, list[float]] = {"ours": [], "xnnpack": [], "again": []}
     for data in inputs:
-        new["ours"].append(micros(lambda d=data: ours(d)))  # type: ignore[misc]
-        new["xnnpack"].append(micros(lambda d=data: peer([d])))  # type: ignore[misc]
+        new["ours"].append(micros(functools.partial(ours, data)))
+        new["xnnpack"].append(micros(functools.partial(peer, [data])))
     for data in inputs:
-        new["again"].append(micros(lambda d=data: ours(d)))  # type: ignore[misc]
-        new["xnnpack again"].append(micros(lambda d=data: peer([d])))  # type: ignore[misc]
+        new["again"].append(micros(functools.partial(ours, data)))
     m = {name: statistics.median(v) for name, v in new.items()}
     rows += [
         (
@@ -128,13 +128,13 @@ def plans() -> list[Row]:
     """Building a plan: a call at a new size minus a call at the same size seen."""
     rows: list[Row] = []
     for nodes in (100, 1000):
-        delegate = _native.Delegate("ggml", chain(nodes).to_json(), {})
-        delegate.run([numpy.zeros((LIMIT, WIDTH), dtype=numpy.float32)])  # the arena has its full size
+        run = _native.Delegate("ggml", chain(nodes).to_json(), {}).run
+        run([numpy.zeros((LIMIT, WIDTH), dtype=numpy.float32)])  # the arena has its full size
         new, seen = [], []
         for n in random.Random(1).sample(range(2, 64), 40):
-            x = numpy.ones((n, WIDTH), dtype=numpy.float32)
-            new.append(micros(lambda x=x: delegate.run([x])))  # type: ignore[misc]
-            seen.append(min(micros(lambda x=x: delegate.run([x])) for _ in range(3)))  # type: ignore[misc]
+            args = [numpy.ones((n, WIDTH), dtype=numpy.float32)]
+            new.append(micros(functools.partial(run, args)))
+            seen.append(min(micros(functools.partial(run, args)) for _ in range(3)))
         a, b = statistics.median(new), statistics.median(seen)
         rows.append((f"{nodes} nodes: new size / seen size", a / b, f"{a:.0f} / {b:.0f} us; build {a - b:.0f} us"))
     return rows

@@ -6,6 +6,7 @@ import torch  # noqa: F401  first: its OpenMP runtime is then the one our librar
 from executorch.extension.pybindings import _C  # noqa: F401  loads libexecutorch.so, which ours links to
 
 from . import _native
+from ._native import options, set_options
 from .contract import DTYPES, Contract
 from .errors import KeepdimError
 from .module import Module, load, lower
@@ -29,4 +30,4 @@ def __getattr__(name: str) -> Any:
 
 
 __version__ = "0.1.0"
-__all__ = ["Contract", "GgmlPartitioner", "KeepdimError", "Module", "load", "lower"]
+__all__ = ["Contract", "GgmlPartitioner", "KeepdimError", "Module", "load", "lower", "options", "set_options"]

@@ -48,11 +48,9 @@ OPS |= {
     "cat": (["f32 s 8", "f32 t 8"], {"dim": "0"}, "f32 s+t 8"),
     "slice": (["f32 s+t 8"], {"dim": "0", "start": "s", "step": "1"}, "f32 t 8"),
     "select": (["f32 s+t 8"], {"dim": "0", "index": "s"}, "f32 8"),
-    "copy": (["i64 s 8"], {}, "i64 s 8"),
     "embedding": (["!f32 4 8", "i64 s"], {}, "f32 s 8"),
     "arange": ([], {"start": "s", "step": "2"}, "i64 t"),
     "full": ([], {"value": "s"}, "f32 s 8"),
-    "scalar": ([], {"value": 1.5}, "f32"),
 }
 SIZES = ["s", "t", "s+t", *map(str, range(9)), "32"]
 

@@ -510,12 +510,10 @@ constexpr Row kRows[] = {
     {"expand", unary(kAll), expand},
     {"slice", unary(kAll, kSlice), slice},
     {"select", unary(kAll, kSelect), select},
-    {"copy", unary(kAll), same_shape},
     {"cat", {1, -1, 0, Types::same, kAll, kDimOnly}, cat},
     {"embedding", {2, 2, 0, Types::gather, kAll, {}}, embedding},
     {"arange", source(kNumbers, kArange), arange},
     {"full", source(kAll, kValue), full},
-    {"scalar", source(kAll, kValue), full},
 };
 
 constexpr bool rows_are_sound() {
