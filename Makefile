@@ -12,6 +12,9 @@ run: .venv/.built
 	$(BIN)/keepdim demo
 
 test: lint
+	$(BIN)/cmake -DKEEPDIM_TESTS=ON build/cp* > build/tests.log
+	$(BIN)/cmake --build build/cp* --target keepdim_test >> build/tests.log
+	build/cp*/keepdim_test
 	$(BIN)/python -m pytest -q
 
 lint: .venv/.built

@@ -33,7 +33,7 @@ const Row kRows[] = {
     {"/contract/dims/0", "[\"const\", 9223372036854775808]", "[verify] dim 0: 'operand' overflows int64."},
     {"/contract/dims/2", "[\"const\", 9223372036854775807]", "[verify] dim 8: its bounds overflow int64."},
     // symbols
-    {"/contract/symbols/0/name", "\"\"", "[verify] symbol 0: the name is empty."},
+    {"/contract/symbols/0/name", "\"\"", "[verify] symbol 0: the name '' is not an identifier."},
     {"/contract/symbols/1/name", "\"s\"", "[verify] symbol 1: the name 's' is used twice."},
     {"/contract/symbols/0/lo", "300", "[verify] symbol 's': the range 300..256 is empty."},
     {"/contract/symbols/0/source/kind", "\"here\"", "[verify] symbol 's': source kind 'here' is not known."},
