@@ -113,7 +113,7 @@ enum class Fn : uint8_t {
   sum, mean, amax, amin,
 };
 
-// custom.cpp; each gives nullptr for a dtype it does not have.
+// custom.cpp, move.cpp, rows.cpp, product.cpp; each gives nullptr for a dtype it does not have.
 Kernel map_kernel(Fn fn, DType dtype);     // MapJob, one operand or two
 Kernel clamp_kernel(DType dtype);          // MapJob
 Kernel cast_kernel(DType from, DType to);  // MapJob

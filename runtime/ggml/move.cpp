@@ -1,0 +1,185 @@
+// Casts, copies, fills and gathers: kernels that move elements, of every dtype.
+#include <cmath>
+#include <limits>
+
+#include "loops.h"
+
+namespace keepdim::ggml {
+namespace {
+
+// ---- casts
+
+// Storage types of the 16-bit floats; the others are their own.
+struct Half { ggml_fp16_t bits; };
+struct Brain { ggml_bf16_t bits; };
+
+template <class From>
+auto widen(From x) {
+  if constexpr (std::is_same_v<From, Half>) return ggml_fp16_to_fp32(x.bits);
+  else if constexpr (std::is_same_v<From, Brain>) return ggml_bf16_to_fp32(x.bits);
+  else return x;
+}
+
+template <class To, class From>
+To convert(From stored) {
+  const auto x = widen(stored);
+  using Wide = decltype(x);
+  if constexpr (std::is_same_v<To, bool>) return x != 0;
+  else if constexpr (std::is_same_v<To, Half>) return {ggml_fp32_to_fp16(static_cast<float>(x))};
+  else if constexpr (std::is_same_v<To, Brain>) return {ggml_fp32_to_bf16(static_cast<float>(x))};
+  else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<std::remove_const_t<Wide>>) {
+    return static_cast<To>(truncate(x));
+  } else return static_cast<To>(x);
+}
+
+template <class From, class To>
+void cast(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const MapJob*>(userdata);
+  const int last = job.loop.rank - 1;
+  const int64_t sy = job.loop.strides[0][last], sx = job.loop.strides[1][last];
+  each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
+    To* y = at<To>(job.data[0], offset[0]);
+    From* x = at<From>(job.data[1], offset[1]);
+    if (sy == sizeof(To) && sx == sizeof(From)) {
+      // ggml has the half floats in vectors.
+      if constexpr (std::is_same_v<From, float> && std::is_same_v<To, Half>)
+        ggml_cpu_fp32_to_fp16(x, &y->bits, n);
+      else if constexpr (std::is_same_v<From, Half> && std::is_same_v<To, float>)
+        ggml_cpu_fp16_to_fp32(&x->bits, y, n);
+      else
+        for (int64_t i = 0; i < n; ++i) y[i] = convert<To>(x[i]);
+    } else {
+      for (int64_t i = 0; i < n; ++i) *at<To>(y, i * sy) = convert<To>(*at<From>(x, i * sx));
+    }
+  });
+}
+
+// ---- data movement
+
+constexpr int64_t kTile = 16;
+
+// A transpose of the two innermost dims, in tiles that stay in the first cache.
+template <class T>
+void copy_transposed(const Job& job, int ith, int nth) {
+  const Loop& loop = job.loop;
+  const int last = loop.rank - 1;
+  const int64_t rows = loop.dims[last - 1], cols = loop.dims[last];
+  const int64_t sy = loop.strides[0][last - 1], sx = loop.strides[1][last];
+  const int64_t tiles = (rows + kTile - 1) / kTile;
+  Loop outer = loop;
+  outer.rank = last - 1;
+  outer.push(tiles, kTile * sy, kTile * static_cast<int64_t>(sizeof(T)));
+  each_row(outer, kTile * cols, ith, nth, [&](int64_t position, const int64_t* offset) {
+    char* y0 = at<char>(job.data[0], offset[0]);
+    const char* x0 = at<char>(job.data[1], offset[1]);
+    const int64_t height = std::min(kTile, rows - position % tiles * kTile);
+    for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
+      const int64_t width = std::min(kTile, cols - c0);
+      T tile[kTile][kTile];  // read along the source, written along the result
+      for (int64_t c = 0; c < width; ++c) std::memcpy(tile[c], x0 + (c0 + c) * sx, height * sizeof(T));
+      for (int64_t r = 0; r < height; ++r) {
+        T* y = reinterpret_cast<T*>(y0 + r * sy) + c0;
+        for (int64_t c = 0; c < width; ++c) y[c] = tile[c][r];
+      }
+    }
+  });
+}
+
+template <class T>
+void copy(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const Job*>(userdata);
+  const int last = job.loop.rank - 1;
+  constexpr int64_t w = sizeof(T);
+  const int64_t sy = job.loop.strides[0][last], sx = job.loop.strides[1][last];
+  if (last > 0 && sy == w && sx != w && job.loop.strides[1][last - 1] == w) return copy_transposed<T>(job, ith, nth);
+  each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
+    T* y = at<T>(job.data[0], offset[0]);
+    T* x = at<T>(job.data[1], offset[1]);
+    if (sy == w && sx == w) {
+      std::memcpy(y, x, n * w);
+    } else if (sy == w && sx == 0) {
+      std::fill(y, y + n, *x);
+    } else {
+      for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = *at<T>(x, i * sx);
+    }
+  });
+}
+
+template <class T>
+void fill(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const FillJob*>(userdata);
+  T* y = static_cast<T*>(job.data[0]);
+  const bool whole = std::is_integral_v<T> && !std::is_same_v<T, bool>;
+  const double start = job.scalar[0].as<double>(), step = job.scalar[1].as<double>();
+  const int64_t first = job.scalar[0].as<int64_t>(), stride = job.scalar[1].as<int64_t>();
+  each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
+    const int64_t begin = offset[0] / static_cast<int64_t>(sizeof(T));
+    for (int64_t i = begin; i < begin + n; ++i) {
+      if constexpr (whole) y[i] = static_cast<T>(Add::f(first, Mul::f(i, stride)));
+      else y[i] = convert<T>(start + static_cast<double>(i) * step);
+    }
+  });
+}
+
+void gather(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const GatherJob*>(userdata);
+  if (job.count * job.row_bytes < 4 * kGrain) {
+    if (ith) return;
+    nth = 1;
+  }
+  const Span span = share(job.count, ith, nth);
+  char* y = static_cast<char*>(job.data[0]) + span.begin * job.row_bytes;
+  for (int64_t i = span.begin; i < span.end; ++i, y += job.row_bytes) {
+    const void* list = job.data[2];
+    const int64_t index = job.wide ? static_cast<const int64_t*>(list)[i] : static_cast<const int32_t*>(list)[i];
+    if (index >= 0 && index < job.limit) {
+      std::memcpy(y, static_cast<const char*>(job.data[1]) + index * job.row_bytes, job.row_bytes);
+      continue;
+    }
+    std::memset(y, 0, job.row_bytes);
+    std::lock_guard<std::mutex> lock(job.error->mutex);
+    if (!job.error->job || (job.error->job == &job && i < job.error->position)) {
+      job.error->job = &job;
+      job.error->position = i;
+      job.error->index = index;
+    }
+  }
+}
+
+// Calls visit with a value of the storage type of `dtype`.
+template <class Visit>
+Kernel with_type(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::f32: return visit(float());
+    case DType::f64: return visit(double());
+    case DType::f16: return visit(Half());
+    case DType::bf16: return visit(Brain());
+    case DType::i8: return visit(int8_t());
+    case DType::u8: return visit(uint8_t());
+    case DType::i16: return visit(int16_t());
+    case DType::i32: return visit(int32_t());
+    case DType::i64: return visit(int64_t());
+    case DType::boolean: return visit(bool());
+    default: return nullptr;
+  }
+}
+
+}  // namespace
+
+Kernel cast_kernel(DType from, DType to) {
+  return with_type(from, [&](auto x) {
+    return with_type(to, [&](auto y) -> Kernel { return cast<decltype(x), decltype(y)>; });
+  });
+}
+
+Kernel copy_kernel(size_t width) {
+  return width == 1 ? copy<uint8_t> : width == 2 ? copy<uint16_t> : width == 4 ? copy<uint32_t> : copy<uint64_t>;
+}
+
+Kernel fill_kernel(DType dtype) {
+  return with_type(dtype, [](auto x) -> Kernel { return fill<decltype(x)>; });
+}
+
+Kernel gather_kernel() { return gather; }
+
+}  // namespace keepdim::ggml
