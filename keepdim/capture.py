@@ -134,10 +134,8 @@ def _own(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _own_program(ep: ExportedProgram) -> ExportedProgram:
-    """The same for a program."""
-    changing = set(ep.graph_signature.buffers_to_mutate.values())
-    tensors = [t for k, t in (*ep.state_dict.items(), *ep.constants.items()) if k not in changing]
-    return copy.deepcopy(ep, {id(t): t for t in tensors if isinstance(t, torch.Tensor)})
+    """The same for a program. (Before decomposition its signature does not say which buffers change.)"""
+    return copy.deepcopy(ep, {id(t): t for t in ep.state_dict.values() if isinstance(t, torch.nn.Parameter)})
 
 
 def _strip_asserts(ep: ExportedProgram) -> None:
@@ -246,7 +244,8 @@ def _narrowed(contract: Contract, specs: list[Any]) -> list[str]:
     notes = []
     for i, spec in enumerate(specs):
         dims = contract.inputs[i].dims
-        for d, dim in _declared(spec):
+        whole = contract.inputs[i].dtype == "int"  # an integer input: its entry is no table of dims
+        for d, dim in [(0, spec)] if whole else _declared(spec):
             lo, hi = getattr(dim, "min", None), getattr(dim, "max", None)
             if d >= len(dims) or isinstance(dim, int):
                 continue
@@ -255,7 +254,7 @@ def _narrowed(contract: Contract, specs: list[Any]) -> list[str]:
             if (lo is not None and have[0] is not None and have[0] > lo) or (
                 hi is not None and have[1] is not None and have[1] < hi
             ):
-                place = f"input {i} {contract.inputs[i].name!r} dim {d}"
+                place = f"input {i} {contract.inputs[i].name!r}" + ("" if whole else f" dim {d}")
                 notes.append(
                     sentence(
                         "capture",
@@ -383,8 +382,8 @@ def _transport(contract: Contract, i: int) -> Transport:
     if spec.dtype != "int" or spec.dims[0].value is not None:
         return Transport()
     lo, hi = spec.dims[0].bounds
-    if lo is not None and (hi is None or hi - lo <= INT32_MAX):
-        return Transport("size", lo)
+    if lo is not None and (hi is None or hi - lo + 2 <= INT32_MAX):
+        return Transport("size", lo - 2)  # a size of 0 or 1 is one that torch.export may treat apart
     return Transport("item")
 
 
@@ -417,20 +416,17 @@ def _with_ints_as_tensors(
         if t.kind == "size":
             hi = contract.inputs[i].dims[0].bounds[1]
             top = INT32_MAX if hi is None else hi - t.offset
-            spec = {0: torch.export.Dim.DYNAMIC(min=0, max=top)}
+            spec = {0: torch.export.Dim.DYNAMIC(min=2, max=top)}
         flat_specs.append(None if t.kind == "item" else spec)
     packed = tuple(t.pack(x) for x, t in zip(leaves, transports, strict=True))
-    # A size of 0 or 1 in an example would be specialised.
-    packed = tuple(
-        torch.empty(max(x.shape[0], 2), 0) if t.kind == "size" else x for x, t in zip(packed, transports, strict=True)
-    )
     wrapped = _IntsAsTensors(_own(model), in_spec, transports)
     ep = _export(mode, wrapped, packed, {}, (tuple(flat_specs),))
     names = _names(ep, flat_specs)
     user = [s.arg for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
     for arg, val, spec, t in zip(user, _placeholders(ep), contract.inputs, transports, strict=True):
         if t.kind == "size" and isinstance(arg, TensorArgument) and isinstance(val.shape[0], torch.SymInt):
-            names[str(val.shape[0].node.expr)] = f"{spec.name}_{t.offset}" if t.offset else spec.name
+            shift = f"_{'minus' if t.offset > 0 else 'plus'}_{abs(t.offset)}" if t.offset else ""
+            names[str(val.shape[0].node.expr)] = spec.name + shift
     return ep, names
 
 

@@ -77,6 +77,12 @@ class Module:
             return self._method(self._convert(flat) if self._special else inputs)
         except _native.Error as e:
             raise KeepdimError(str(e)) from None
+        except RuntimeError as e:  # torch's own: a tensor without plain memory
+            for i, x in enumerate(flat):
+                if isinstance(x, torch.Tensor) and (x.layout != torch.strided or x.device.type != "cpu"):
+                    fail("bind", f"input {i} {self.contract.inputs[i].name!r}", f"is {x.layout} on {x.device}",
+                         "Give a dense tensor on the CPU", e)  # fmt: skip
+            raise
 
     def _convert(self, flat: Sequence[Any]) -> list[Any]:
         """The inputs of a method that has constant arguments or integers that travel as tensors."""
@@ -84,11 +90,11 @@ class Module:
         for i, (spec, x, known, transport) in enumerate(
             zip(self.contract.inputs, flat, self.signature.constants, self.signature.transports, strict=True)
         ):
-            if spec.dtype == "python" and x != known:
-                fail("bind", f"input {i} {spec.name!r}", f"is the constant {known!r} of the contract, got {x!r}")
-            if x is not None:
-                x = transport.pack(x)
-                inputs.append(x.contiguous() if isinstance(x, torch.Tensor) else x)
+            if spec.dtype == "python" and (type(x) is not type(known) or x != known):
+                got = f"a {type(x).__name__}" if isinstance(x, torch.Tensor) else repr(x)
+                fail("bind", f"input {i} {spec.name!r}", f"is the constant {known!r} of the contract, got {got}")
+            x = None if isinstance(x, str) else transport.pack(x)  # in the method, a text stands as None
+            inputs.append(x.contiguous() if isinstance(x, torch.Tensor) else x)
         return inputs
 
     def save(self, path: str | Path) -> None:

@@ -1,0 +1,119 @@
+"""The layers of DESIGN.md: which file may import which, and where foreign headers, prints and variables may stand."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import keepdim
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "keepdim"
+RUNTIME = ROOT / "runtime"
+# errors ← dims ← contract, program ← signature, pte, ops ← frontend ← partition ← capture, lowering ← module ← cli
+SEES = {
+    "errors": set(),
+    "dims": {"errors"},
+    "contract": {"errors", "dims"},
+    "program": {"errors", "dims", "contract"},
+    "signature": {"errors", "contract"},
+    "pte": {"errors", "program", "signature"},
+    "ops": {"dims", "program"},
+    "passes": {"dims", "program", "ops"},
+    "frontend": {"_native", "errors", "dims", "contract", "program", "ops", "passes"},
+    "partition": {"errors", "dims", "contract", "ops", "frontend", "shapeenv"},
+    "capture": {"errors", "dims", "contract", "signature", "shapeenv"},
+    "lowering": {"errors", "dims", "contract", "signature", "pte", "partition", "capture", "shapeenv"},
+    "module": {"_native", "errors", "signature", "pte", "capture", "lowering"},
+    "demo": {"module"},
+    "cli": {"errors", "contract", "signature", "pte", "module", "demo"},
+    "__main__": {"cli"},
+    "__init__": {"_native", "errors", "contract", "module", "partition"},
+}
+FILES = sorted(p.stem for p in PACKAGE.glob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of keepdim that a file imports, also inside functions."""
+    found: set[str] = set()
+    for n in ast.walk(ast.parse(path.read_text())):
+        if isinstance(n, ast.ImportFrom) and n.level == 1:
+            found |= {n.module.split(".")[0]} if n.module else {a.name for a in n.names}
+        elif isinstance(n, ast.ImportFrom) and (n.module or "").split(".")[0] == "keepdim":
+            found.add((n.module or "").partition(".")[2] or "__init__")
+        elif isinstance(n, ast.Import):
+            found |= {a.name for a in n.names if a.name.split(".")[0] == "keepdim"}
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_imports_go_one_way(name: str) -> None:
+    """A file imports only what stands before it."""
+    assert name in SEES, f"say in SEES what keepdim/{name}.py may import"
+    assert imports(PACKAGE / f"{name}.py") <= SEES[name]
+
+
+def test_the_table_of_layers_has_no_cycle() -> None:
+    """Layers can be put in an order, so that a later stage never asks an earlier one."""
+    left, done = dict(SEES), {"_native"}
+    while left:
+        free = {n for n, seen in left.items() if seen & SEES.keys() <= done}
+        assert free, f"a cycle among {sorted(left)}"
+        done |= free
+        left = {n: s for n, s in left.items() if n not in free}
+
+
+def sources(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix in (".h", ".cpp"))
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.M)
+
+
+@pytest.mark.parametrize("path", sources(RUNTIME), ids=lambda p: str(p.relative_to(RUNTIME)))
+def test_foreign_headers_stand_in_one_place(path: Path) -> None:
+    """ExecuTorch only in its two hosts, ggml only in runtime/ggml, nanobind only in python.cpp."""
+    where = path.relative_to(RUNTIME)
+    for header in includes(path):
+        if header.startswith("executorch/"):
+            assert str(where) in ("backend.cpp", "method.cpp", "executorch.h"), header
+        if re.match(r"(ggml|gguf)[-_a-z]*\.h$", header) and header != "ggml_engine.h":
+            assert where.parts[0] == "ggml", header
+        if header.startswith("nanobind/") or header == "Python.h":
+            assert str(where) == "python.cpp", header
+
+
+def test_the_core_does_not_include_an_engine() -> None:
+    """dims ← program ← plan ← engine: no core file includes one of runtime/ggml but the one that registers it."""
+    core = {"error", "dims", "program", "contract", "plan", "engine", "cpu"}
+    for path in sources(RUNTIME):
+        if path.parent == RUNTIME and path.stem in core:
+            assert not [h for h in includes(path) if "ggml" in h], path.name
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if n not in ("cli", "demo")])
+def test_the_library_prints_nothing(name: str) -> None:
+    """`print` is for the command line; the library logs or raises."""
+    calls = [n for n in ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text())) if isinstance(n, ast.Call)]
+    assert not [c.lineno for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
+
+
+LAST_WORDS = {"ggml/engine.cpp": ["fprintf"]}  # of ggml's own abort, which ends the process: the message would be lost
+
+
+@pytest.mark.parametrize("path", sources(RUNTIME), ids=lambda p: str(p.relative_to(RUNTIME)))
+def test_the_runtime_neither_prints_nor_reads_the_environment(path: Path) -> None:
+    """No prints, no environment variables, no signal handlers in C++."""
+    code = re.sub(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"', "", path.read_text())
+    found = re.findall(r"\b(?:getenv|setenv|f?printf|puts|std::cout|std::cerr|std::clog|sigaction|std::signal)\b", code)
+    assert found == LAST_WORDS.get(str(path.relative_to(RUNTIME)), [])
+
+
+def test_public_names_exist() -> None:
+    """What `__all__` promises is there, and no file is called utils or helpers."""
+    assert all(hasattr(keepdim, name) for name in keepdim.__all__)
+    assert not [n for n in FILES if re.search(r"utils|helpers|_v\d", n)]

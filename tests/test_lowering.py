@@ -1,0 +1,360 @@
+"""Lowering whole models: the stock flow and ours, symbols across delegates, foreign partitioners, the report."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge_transform_and_lower
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from torch import nn
+from torch.export import Dim, export
+
+import keepdim
+from keepdim import KeepdimError, pte
+
+TOLERANCE = 1e-5  # max |difference|, the issue's own limit
+
+
+class Fn(nn.Module):
+    """A function of one to three tensors as a model."""
+
+    def __init__(self, fn: Any, **parts: nn.Module):
+        super().__init__()
+        self.fn = fn
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any) -> Any:
+        return self.fn(self, *args)
+
+
+def lower(
+    fn: Any, args: Any, shapes: Any, partitioner: Any = None, **parts: nn.Module
+) -> tuple[nn.Module, keepdim.Module]:
+    """The model and its lowered form."""
+    model = Fn(fn, **parts).eval().requires_grad_(False)
+    return model, keepdim.lower(model, args, dynamic_shapes=(shapes,), partitioner=partitioner)
+
+
+def S(lo: int = 1, hi: int = 16, name: str = "s") -> Any:
+    return Dim(name, min=lo, max=hi)
+
+
+def programs(module: keepdim.Module) -> list[Any]:
+    return [d.program for d in pte.delegates(module.path)]
+
+
+# ---------------------------------------------------------------- the model of the first report
+class SimpleModel(nn.Module):
+    """Two views around a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seq_len, batch = x.size(1), x.size(0)
+        return self.linear(x.view(batch * seq_len, 64)).view(batch, seq_len, 64)
+
+
+SHAPES = {"x": {1: Dim("seq_len", min=1, max=256)}}
+
+
+def test_the_stock_flow_keeps_the_ranges() -> None:
+    """Equal range constraints before and after, and a delegate that knows the symbol."""
+    ep = export(SimpleModel(), (torch.randn(1, 3, 64),), dynamic_shapes=SHAPES)
+    before = {str(s): str(r) for s, r in ep.range_constraints.items()}
+    edge = to_edge_transform_and_lower(ep, partitioner=[keepdim.GgmlPartitioner()])
+    after = {str(s): str(r) for s, r in edge.exported_program().range_constraints.items()}
+    assert after == before and list(before.values()) == ["VR[1, 256]"]
+    program = edge.to_executorch()
+    (plan,) = [p for p in program.executorch_program.execution_plan if p.name == "forward"]
+    assert [d.id for d in plan.delegates] == ["KeepdimGgml"]
+
+
+def test_the_first_report() -> None:
+    """Right at every size of the range, in any order; a sentence outside it."""
+    model = SimpleModel().eval().requires_grad_(False)
+    module = keepdim.lower(model, (torch.randn(1, 3, 64),), dynamic_shapes=SHAPES)
+    for n in (1, 3, 17, 256, 3):
+        x = torch.randn(1, n, 64)
+        assert (module(x) - model(x)).abs().max() <= TOLERANCE
+    for n in (0, 257):
+        with pytest.raises(KeepdimError) as e:
+            module(torch.randn(1, n, 64))
+        assert str(e.value) == f"[bind] input 0 'x' dim 1: seq_len = {n} is out of range 1..256."
+    (program,) = programs(module)
+    assert [str(d) for d in program.contract.inputs[0].dims] == ["1", "seq_len", "64"]
+    assert any("seq_len" in {n for d in v.dims for n in d.symbols()} for v in program.values)
+    assert [str(r) for r in module.exported_program.range_constraints.values()] == ["VR[1, 256]"]
+
+
+class GatedMlp(nn.Module):
+    """The feed-forward block of the second report."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(64, 128), nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def test_the_gated_mlp() -> None:
+    """All in one delegate, and 100 times closer to eager than the report's own limit."""
+    model = GatedMlp().eval().requires_grad_(False)
+    module = keepdim.lower(model, (torch.randn(1, 5, 64),), dynamic_shapes=({1: S()},))
+    assert module.report.delegates == ["KeepdimGgml"] and not module.report.remaining
+    for n in (4, 1, 8, 1, 16, 4):
+        x = torch.randn(1, n, 64)
+        assert (module(x) - model(x)).abs().max() <= TOLERANCE
+
+
+# ---------------------------------------------------------------- symbols across delegates
+def test_a_symint_into_a_delegate() -> None:
+    """A size read from data outside enters the delegate as an integer."""
+
+    def f(m: Any, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        n = p.item()
+        torch._check(n >= 1)
+        torch._check(n <= 8)
+        return torch.ones(n, 2) * x + n
+
+    model, module = lower(f, (torch.randn(2), torch.tensor(4)), (None, None))
+    (program,) = programs(module)
+    assert [s.dtype for s in program.contract.inputs if s.dtype == "int"] == ["int"]
+    for n in (1, 8, 3, 1):
+        x = torch.randn(2)
+        torch.testing.assert_close(module(x, torch.tensor(n)), model(x, torch.tensor(n)))
+
+
+def test_a_symint_out_of_a_delegate() -> None:
+    """The size of something made inside is needed outside."""
+
+    def f(m: Any, x: torch.Tensor) -> Any:
+        y = torch.cat([x, x[:2] * 2])
+        return torch.cumsum(y, 0) * y.size(0), y.size(0)
+
+    model, module = lower(f, (torch.randn(5),), ({0: S(3)},))
+    assert "cumsum" in " ".join(module.report.remaining)
+    for n in (3, 16, 5, 3):
+        x = torch.randn(n)
+        got, want = module(x), model(x)
+        torch.testing.assert_close(got[0], want[0])
+        assert got[1] == want[1] == n + 2
+
+
+def test_two_delegates_share_a_symbol() -> None:
+    """An op without a row between them; both know the size by the same name and range."""
+    model, module = lower(
+        lambda m, x: torch.cumsum(m.a(x), 0) * 2 + m.a(x), (torch.randn(5, 8),), ({0: S()},), a=nn.Linear(8, 8)
+    )
+    assert module.report.delegates == ["KeepdimGgml"] * 2
+    for program in programs(module):
+        assert [(s.name, s.lo, s.hi) for s in program.contract.symbols] == [("s", 1, 16)]
+    for n in (1, 16, 5, 1):
+        x = torch.randn(n, 8)
+        torch.testing.assert_close(module(x), model(x))
+
+
+def test_a_product_of_symbols_between_delegates() -> None:
+    """b*s of a tensor made outside the second delegate is solved there as one size."""
+
+    def f(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.cumsum((x * 2).reshape(-1), 0) + 1
+
+    model, module = lower(f, (torch.randn(2, 5),), ({0: S(1, 4, "b"), 1: S()},))
+    for b, n in ((1, 1), (4, 16), (3, 5), (1, 1)):
+        x = torch.randn(b, n)
+        torch.testing.assert_close(module(x), model(x))
+
+
+def test_a_weight_of_two_delegates_is_stored_once() -> None:
+    """By the hash of its bytes."""
+    weight = nn.Linear(32, 32)
+    model, module = lower(lambda m, x: m.w(torch.cumsum(m.w(x), 0)), (torch.randn(5, 32),), ({0: S()},), w=weight)
+    assert len(module.report.delegates) == 2
+    data = Path(module.path).read_bytes()
+    assert data.count(weight.weight.detach().numpy().tobytes()) == 1
+    keys = [set(d.weight_bytes) for d in pte.delegates(module.path)]
+    assert keys[0] == keys[1] and len(keys[0]) == 2
+    x = torch.randn(7, 32)
+    torch.testing.assert_close(module(x), model(x))
+
+
+# ---------------------------------------------------------------- an ExportedProgram as the model
+def test_an_exported_program_is_not_consumed() -> None:
+    """Lowered twice, with the same file but for nothing; its ranges and graph stay."""
+    model = SimpleModel().eval().requires_grad_(False)
+    ep = export(model, (torch.randn(1, 3, 64),), dynamic_shapes=SHAPES)
+    ranges, text = dict(ep.range_constraints), str(ep.graph)
+    first, second = keepdim.lower(ep), keepdim.lower(ep)
+    assert ep.range_constraints == ranges and str(ep.graph) == text
+    assert first.contract == second.contract
+    assert [p.to_json() for p in programs(first)] == [p.to_json() for p in programs(second)]
+    x = torch.randn(1, 9, 64)
+    assert torch.equal(first(x), second(x))
+    assert (first(x) - model(x)).abs().max() <= TOLERANCE
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    """State, training flag, gradients and hooks of the user's model do not change."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.add_(x.sum())
+            return self.linear(x) + self.seen
+
+    model = Model()
+    model.linear.weight.grad = torch.ones(4, 4)
+    before = copy.deepcopy(model.state_dict())
+    args = (torch.randn(3, 4),)
+    kept = args[0].clone()
+    module = keepdim.lower(model, args, dynamic_shapes=({0: S()},))
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True))
+    assert model.training and model.linear.weight.requires_grad and model.linear.weight.grad is not None
+    assert torch.equal(args[0], kept)
+    eager = copy.deepcopy(model)
+    for n in (1, 16, 3, 1):  # the lowered state starts at the model's, and is its own
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(module(x), eager(x).detach())
+    assert torch.equal(model.seen, before["seen"])
+
+
+def test_lowering_is_repeatable() -> None:
+    """The same model twice in one process gives the same bytes, so that files can be compared."""
+    model = SimpleModel().eval()
+    files = [keepdim.lower(model, (torch.randn(1, 3, 64),), dynamic_shapes=SHAPES) for _ in range(2)]
+    hashes = {hashlib.sha256(Path(f.path).read_bytes()).hexdigest() for f in files}
+    assert len(hashes) == 1
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    """A saved file outlives the module it came from; both give the same bits."""
+    model, module = lower(
+        lambda m, x: {"y": m.l(x), "n": x.size(0)}, (torch.randn(3, 4),), ({0: S()},), l=nn.Linear(4, 4)
+    )
+    module.save(tmp_path / "m.pte")
+    x = torch.randn(7, 4)
+    want = module(x)
+    contract = module.contract
+    del module
+    loaded = keepdim.load(tmp_path / "m.pte")
+    got = loaded(x)
+    assert set(got) == {"y", "n"} and torch.equal(got["y"], want["y"]) and got["n"] == 7
+    assert loaded.contract == contract and loaded.report is None and loaded.exported_program is None
+
+
+# ---------------------------------------------------------------- the report
+def test_the_report_says_what_and_why() -> None:
+    """Backend ids, ops by count, and a reason for each node that stays."""
+    _, module = lower(
+        lambda m, x: torch.cumsum(m.l(x) + m.l(x), 0), (torch.randn(3, 4),), ({0: S()},), l=nn.Linear(4, 4)
+    )
+    report = module.report
+    assert report.delegates == ["KeepdimGgml"]
+    assert report.delegated["aten.linear.default"] == 2 and report.delegated["aten.add.Tensor"] == 1
+    assert list(report.remaining.values()) == ["no row for aten.cumsum.default"]
+    assert str(report).splitlines()[0] == "delegates: 1 x KeepdimGgml"
+    assert "with ExecuTorch: aten_cumsum_default: no row for aten.cumsum.default" in str(report)
+
+
+def test_a_narrowed_range_is_reported() -> None:
+    """torch.export may allow less than was declared for an integer: a note says so."""
+    model = Fn(lambda m, x, n: x[:n] + 1)
+    module = keepdim.lower(model, (torch.randn(8), 5), dynamic_shapes=((None, Dim.DYNAMIC(min=1, max=8)),))
+    assert any("declared 1..8, but torch.export allows only 2..8" in note for note in module.report.notes)
+
+
+def test_wrong_calls_of_lower() -> None:
+    """What is no model, or no engine, is refused in a sentence."""
+    with pytest.raises(KeepdimError, match="is neither a torch.nn.Module nor an ExportedProgram"):
+        keepdim.lower(lambda x: x, (torch.randn(3),))  # type: ignore[arg-type]
+    with pytest.raises(KeepdimError, match="engine 'none': is not known"):
+        keepdim.lower(nn.ReLU(), (torch.randn(3),), engine="none")
+
+
+# ---------------------------------------------------------------- foreign partitioners
+def test_xnnpack_keeps_the_contract() -> None:
+    """Its delegate runs under our check of every call."""
+    model, module = lower(
+        lambda m, x: m.l(x).relu(), (torch.randn(3, 8),), ({0: S()},), XnnpackPartitioner(), l=nn.Linear(8, 8)
+    )
+    assert module.report.delegates == ["XnnpackBackend"]
+    assert str(module.contract).splitlines()[0] == "s: 1..16 from input 0 'args_0' dim 0"
+    for n in (1, 16, 5, 1):
+        x = torch.randn(n, 8)
+        torch.testing.assert_close(module(x), model(x))
+    for n in (0, 17):
+        with pytest.raises(KeepdimError, match=f"s = {n} is out of range 1..16"):
+            module(torch.randn(n, 8))
+
+
+def test_two_partitioners() -> None:
+    """What the first leaves goes to the second."""
+    parts = [XnnpackPartitioner(), keepdim.GgmlPartitioner()]
+    model, module = lower(lambda m, x: m.l(x).amax(1), (torch.randn(3, 8),), ({0: S()},), parts, l=nn.Linear(8, 8))
+    assert sorted(set(module.report.delegates)) == ["KeepdimGgml", "XnnpackBackend"]
+    for n in (1, 16, 5, 1):
+        x = torch.randn(n, 8)
+        torch.testing.assert_close(module(x), model(x))
+
+
+class Specialising(BackendDetails):
+    """A backend that asks a size for its value."""
+
+    @staticmethod
+    def preprocess(edge_program: Any, compile_specs: Any) -> PreprocessResult:
+        for n in edge_program.graph.nodes:
+            if n.op == "call_function" and n.meta["val"].dim():
+                int(n.meta["val"].shape[0])
+        return PreprocessResult(b"")
+
+
+class Careless(Partitioner):
+    """A partitioner that takes everything, after doing something to a size."""
+
+    def __init__(self, act: Any):
+        super().__init__()
+        self.act = act
+
+    def partition(self, exported_program: Any) -> PartitionResult:
+        nodes = [n for n in exported_program.graph.nodes if n.op == "call_function"]
+        self.act(nodes[-1].meta["val"].shape[0])
+        for n in nodes:
+            n.meta["delegation_tag"] = "all"
+        return PartitionResult(exported_program, {"all": DelegationSpec("Specialising", [])})
+
+
+@pytest.mark.parametrize(
+    "act, who",
+    [
+        (lambda size: int(size), "Careless.partition"),
+        (lambda size: bool(size > 4), "Careless.partition"),
+        (lambda size: bool(size == 3), "Careless.partition"),
+        (lambda size: None, "Specialising.preprocess"),
+    ],
+    ids=["int in partition", "branch in partition", "equality in partition", "int in preprocess"],
+)
+def test_a_partitioner_that_specialises_is_named(act: Any, who: str) -> None:
+    """The error says who did it; the next lowering is not touched by it."""
+    model = Fn(lambda m, x: x * 2)
+    shapes = (({0: S()},),)
+    with pytest.raises(KeepdimError, match=who.replace(".", r"\.")):
+        keepdim.lower(model, (torch.randn(3, 4),), dynamic_shapes=shapes, partitioner=Careless(act))
+    module = keepdim.lower(model, (torch.randn(3, 4),), dynamic_shapes=shapes)
+    x = torch.randn(16, 4)
+    assert torch.equal(module(x), x * 2)

@@ -1,0 +1,192 @@
+"""Every op case against eager, in one loaded program, at sizes that were not traced; and that no row lacks a case."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from cases import CASES, Case
+from torch import nn
+from torch.export import Dim
+
+import keepdim
+from keepdim import _native, ops
+
+GROUP = 16  # cases lowered together: one lowering costs about a second
+
+
+def nmse(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The squared error over the squared norm, in f64."""
+    error, norm = (got.double() - want.double()).square().sum(), want.double().square().sum()
+    return float(error / norm) if norm > 0 else float(error)
+
+
+def fault(got: Any, want: Any, limit: float) -> str:
+    """What is wrong with a result; empty when it is right."""
+    if not isinstance(want, torch.Tensor):
+        return "" if got == want and type(got) is type(want) else f"{got!r} instead of {want!r}"
+    if got.dtype != want.dtype or got.shape != want.shape:
+        return f"{got.dtype} {list(got.shape)} instead of {want.dtype} {list(want.shape)}"
+    if not want.dtype.is_floating_point:
+        return "" if torch.equal(got, want) else f"{got} instead of {want}"
+    usual = want.isfinite()
+    if not torch.equal(got[~usual].nan_to_num(9.0), want[~usual].nan_to_num(9.0)) or not got[usual].isfinite().all():
+        return f"NaN or infinity in other places: {got} instead of {want}"
+    error = nmse(got[usual], want[usual])
+    return "" if error <= (limit if want.dtype == torch.float32 else 0) else f"NMSE {error:.1e} above {limit:.0e}"
+
+
+class Together(nn.Module):
+    """Several cases as one model: a list of all their tensors → a tuple of their results."""
+
+    def __init__(self, cases: list[Case]):
+        super().__init__()
+        self.cases = cases
+        self.parts = nn.ModuleList([c.fn for c in cases if isinstance(c.fn, nn.Module)])
+
+    def forward(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+        left, out = list(tensors), []
+        for c in self.cases:
+            mine, left = left[: len(c.tensors)], left[len(c.tensors) :]
+            out.append(c.fn(*mine))
+        return tuple(out)
+
+
+@dataclass
+class Outcome:
+    """What happened to some cases: the module's report, and per case what was wrong."""
+
+    report: Any = None
+    faults: dict[str, list[str]] = field(default_factory=dict)
+
+
+def inputs(cases: list[Case], step: int, traced: bool = False) -> list[torch.Tensor]:
+    """All tensors of one call; a case with fewer steps starts again."""
+    out = []
+    for c in cases:
+        steps = c.steps()
+        sizes = c.traced() if traced else steps[step % len(steps)]
+        out += [t.make(sizes, 1000 * step + k) for k, t in enumerate(c.tensors.values())]
+    return out
+
+
+def shapes(cases: list[Case]) -> Any:
+    """dynamic_shapes of all tensors; cases share a symbol where it is run and traced at the same sizes."""
+    known: dict[Any, Any] = {}
+    out = []
+    for c in cases:
+        dims = {}
+        for s, sizes in c.symbols.items():
+            key = (sizes, c.traced()[s])
+            dims[s] = known.setdefault(key, Dim(f"{s}{len(known)}", min=min(sizes), max=max(sizes)))
+        for t in c.tensors.values():
+            out.append({d: size for d, size in enumerate(t.sizes(dims)) if not isinstance(size, int)})
+    return (out,)
+
+
+def run(cases: list[Case]) -> Outcome:
+    """Lower once, run every step, compare with eager."""
+    model = Together(cases).eval().requires_grad_(False)
+    module = keepdim.lower(model, (inputs(cases, 0, traced=True),), dynamic_shapes=shapes(cases))
+    outcome = Outcome(module.report, {c.name: [] for c in cases})
+    for step in range(max(len(c.steps()) for c in cases)):
+        tensors = inputs(cases, step)
+        for c, got, want in zip(cases, module(tensors), model(tensors), strict=True):
+            pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True)
+            sizes = c.steps()[step % len(c.steps())]
+            outcome.faults[c.name] += [f"{sizes}: {why}" for g, w in pairs if (why := fault(g, w, c.nmse))]
+    return outcome
+
+
+@functools.cache
+def groups() -> tuple[tuple[Case, ...], ...]:
+    """Neighbours of one family; those that do not go whole into one delegate are alone."""
+    out: list[list[Case]] = []
+    for c in CASES:
+        last = out[-1] if out else []
+        together = last and last[0].family == c.family and len(last) < GROUP and not (c.remaining or last[0].remaining)
+        if together:
+            last.append(c)
+        else:
+            out.append([c])
+    return tuple(tuple(g) for g in out)
+
+
+@functools.cache
+def outcome_of(group: tuple[Case, ...]) -> Outcome | Exception:
+    try:
+        return run(list(group))
+    except Exception as e:  # whatever it is: each case then runs alone and says it itself
+        return e
+
+
+def group_of(c: Case) -> tuple[Case, ...]:
+    return next(g for g in groups() if any(x is c for x in g))
+
+
+def whole(report: Any) -> bool:
+    return report.delegates == ["KeepdimGgml"] and not report.remaining
+
+
+@pytest.mark.parametrize("c", CASES, ids=lambda c: c.name)
+def test_case(c: Case) -> None:
+    """Right at every size, in order, all of it in one delegate unless the row says why not."""
+    outcome = outcome_of(group_of(c))
+    if isinstance(outcome, Exception) or not whole(outcome.report):
+        outcome = run([c])
+    assert outcome.faults[c.name] == []
+    if c.remaining:
+        assert c.remaining in " ".join(f"{k}: {v}" for k, v in outcome.report.remaining.items())
+    else:
+        assert whole(outcome.report), str(outcome.report)
+
+
+# ---------------------------------------------------------------- that nothing lacks a case
+UNREACHED = {
+    "Edge dialect has another overload of it, which has a case": """_to_copy.default clone.default
+        alias_copy.default expand.default permute.default select.int slice.Tensor split.Tensor split_with_sizes.default
+        squeeze.default squeeze.dim squeeze.dims squeeze_copy.default squeeze_copy.dim
+        transpose.int transpose_copy.int unsqueeze.default view.default""",
+    "a number becomes a rank-0 tensor on the way to Edge dialect": "add.Scalar sub.Scalar mul.Scalar div.Scalar",
+    "decomposed on the way to Edge dialect": """arange.default arange.start chunk.default flatten.using_ints
+        ones.default ones_like.default reshape.default split_copy.Tensor sum.default zeros.default
+        zeros_like.default""",
+}
+
+
+def test_every_row_has_a_case() -> None:
+    """The names of the rows and of the cases are the same set."""
+    assert {r.name for r in ops.ROWS.values()} == {c.op for c in CASES}
+
+
+def test_every_overload_is_reached() -> None:
+    """Each overload with a row was delegated by some case, or is listed with the reason why none can."""
+    outcomes = [outcome_of(group) for group in groups()]
+    reached = {name for o in outcomes if isinstance(o, Outcome) for name in o.report.delegated}
+    rows = {str(target) for target in ops.ROWS}
+    assert rows - reached == {f"aten.{name}" for names in UNREACHED.values() for name in names.split()}
+
+
+def emitted() -> set[str]:
+    """The op names that rows can write into a Program: their own, and those in calls of `emit`."""
+    tree = ast.parse(inspect.getsource(ops))
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "emit"]
+    literal = {n.args[0].value for n in calls if n.args and isinstance(n.args[0], ast.Constant)}
+    return literal | {r.name for r in ops.ROWS.values()}
+
+
+def test_the_engine_has_exactly_the_ops_that_rows_emit() -> None:
+    """No op without an engine's row, and no engine's row that nothing uses."""
+    assert set(_native.engines()["ggml"]) == emitted()
+
+
+def test_a_second_row_for_an_overload_is_refused() -> None:
+    """A duplicate row is an error where it is declared."""
+    with pytest.raises(ValueError, match="two rows for aten.add.Tensor"):
+        ops.op("again", torch.ops.aten.add.Tensor)
