@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,8 +22,8 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, TensorArgument
 
-from .contract import Contract, Symbol
-from .dims import CMPS, Dim, range_text
+from .contract import Contract, Symbol, shape_env_of, to_dim
+from .dims import CMPS, Dim, decide, range_text
 from .errors import KeepdimError, fail, sentence
 from .signature import Signature, Transport
 
@@ -106,6 +107,7 @@ def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
     if any(t.kind for t in transports):
         ep, names = _with_ints_as_tensors(mode, model, contract, leaves, in_spec, specs, transports)
     _strip_asserts(ep)
+    _name_ends(ep, Contract.read(ep, names)[1])
     constants = [x if s.dtype == "python" else None for s, x in zip(contract.inputs, leaves, strict=True)]
     return Captured(ep, Signature(contract, in_spec, out_spec, transports, constants), names, notes)
 
@@ -120,6 +122,7 @@ def _from_program(ep: ExportedProgram) -> Captured:
     in_spec, out_spec = ep.call_spec.in_spec, ep.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
     _strip_asserts(own)
+    _name_ends(own, Contract.read(own)[1])
     user = [s.arg for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
     constants = [
         getattr(a, "value", None) if s.dtype == "python" else None for s, a in zip(contract.inputs, user, strict=True)
@@ -152,6 +155,35 @@ def _strip_asserts(ep: ExportedProgram) -> None:
         elif isinstance(n.meta.get("val"), (torch.SymBool, torch.SymInt)) and not n.is_impure():
             ep.graph.erase_node(n)
     ep.graph_module.recompile()
+
+
+def _name_ends(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
+    """`x[-5:]` of a tensor that may be shorter: write its start as max(size - 5, 0). Whoever traces the program again
+    would otherwise ask whether 5 is too much, and keep the answer for the example."""
+    env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
+    if env is None:
+        return
+    for n in list(ep.graph.nodes):
+        if n.op != "call_function" or n.target != torch.ops.aten.slice.Tensor:
+            continue
+        x, dim, *ends = n.args
+        size = x.meta["val"].shape[dim]
+        for i, end in enumerate(ends[:2], 2):
+            if not isinstance(end, int) or end >= 0 or isinstance(size, int):
+                continue
+            if decide(to_dim(size, symbols) + end, "ge", 0) is not True:
+                with ep.graph.inserting_before(n), env.suppress_guards():
+                    length = _size_node(ep, torch.ops.aten.sym_size.int, (x, dim), size)
+                    moved = _size_node(ep, operator.add, (length, end), size + end)
+                    start = _size_node(ep, torch.sym_max, (moved, 0), torch.sym_max(size + end, 0))
+                n.update_arg(i, start)
+    ep.graph_module.recompile()
+
+
+def _size_node(ep: ExportedProgram, target: Callable[..., Any], args: tuple[Any, ...], val: Any) -> torch.fx.Node:
+    node = ep.graph.call_function(target, args)
+    node.meta["val"] = val
+    return node
 
 
 # ---------------------------------------------------------------- what the user declared

@@ -30,7 +30,10 @@ from .capture import Captured, needs_upper_bound
 from .contract import Contract, shape_env_of, to_constraints
 from .dims import Dim
 from .errors import KeepdimError, fail
+from .frontend import Symbols
 from .partition import GgmlPartitioner, OpenShapeEnv, graph_modules, keep_open, restore_ranges
+from .program import Program
+from .propagate import settle
 from .signature import CONTRACT_METHOD
 
 # ExecuTorch runs these on sizes, but its check of the Edge dialect does not list them.
@@ -79,14 +82,15 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
         partitioner = [ENGINES[engine](captured.names)]
     ranges = dict(captured.program.range_constraints)
     env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
-    symbols = _symbols(captured)
-    watched = [p if isinstance(p, GgmlPartitioner) else _Watched(p, env, symbols) for p in partitioner]
+    own, symbols = Contract.read(captured.program, captured.names)
+    watched = [p if isinstance(p, GgmlPartitioner) else _Watched(p, env, own, symbols) for p in partitioner]
     with _open(env):
         edge = _to_edge(captured, watched)
         program = edge.exported_program()
         restore_ranges(program, ranges)
         report = _report(program, partitioner, captured.notes)
         executorch = _to_executorch(edge)
+        _check_emitted(executorch.executorch_program)
     with path.open("wb") as f:
         executorch.write_to_file(f)
     pte.seal(path)
@@ -141,11 +145,28 @@ def _to_executorch(edge: Any) -> Any:
         )
 
 
+def _check_emitted(emitted: Any) -> None:
+    """Every result of a delegate has room for the sizes its Program gives: emitting traces the graph once more."""
+    for plan in emitted.execution_plan:
+        for call in (i.instr_args for chain in plan.chains for i in chain.instructions):
+            delegate = plan.delegates[call.delegate_index] if type(call).__name__ == "DelegateCall" else None
+            if delegate is None or not delegate.id.startswith("Keepdim"):
+                continue
+            contract = Program.from_json(emitted.backend_delegate_data[delegate.processed.index].data).contract
+            top = {s.name: s.hi for s in contract.symbols if s.hi is not None}
+            results = [plan.values[i].val for i in call.args[len(contract.inputs) :]]
+            for spec, tensor in zip(contract.outputs, results, strict=True):
+                if spec.dtype == "int" or all(d.value is not None for d in spec.dims):
+                    continue
+                largest = [d.eval(top) for d in spec.dims]
+                if tensor.shape_dynamism.name == "STATIC" or any(
+                    n > m for n, m in zip(largest, tensor.sizes, strict=True)
+                ):
+                    fail("lower", f"delegate output {spec.name!r}", f"is {spec}, but ExecuTorch gave it {tensor.sizes}",
+                         "Its passes decided a size for the example: trace with another one")  # fmt: skip
+
+
 # ---------------------------------------------------------------- foreign partitioners
-def _symbols(captured: Captured) -> dict[str, Dim]:
-    return Contract.read(captured.program, captured.names)[1]
-
-
 @contextlib.contextmanager
 def _watch(env: Any, symbols: dict[str, Dim], who: str) -> Iterator[None]:
     """Let decisions about sizes be recorded for a while; one that the contract does not imply is an error of `who`."""
@@ -179,9 +200,9 @@ def _watch(env: Any, symbols: dict[str, Dim], who: str) -> Iterator[None]:
 class _Watched(Partitioner):
     """A foreign partitioner whose every hook is watched."""
 
-    def __init__(self, inner: Partitioner, env: Any, symbols: dict[str, Dim]):
+    def __init__(self, inner: Partitioner, env: Any, contract: Contract, symbols: dict[str, Dim]):
         super().__init__(inner.spec if hasattr(inner, "_spec") else {})
-        self.inner, self.env, self.symbols = inner, env, symbols
+        self.inner, self.env, self.contract, self.symbols = inner, env, contract, symbols
         self.backends: set[str] = set()
 
     def _hook(self, name: str, *args: Any) -> Any:
@@ -195,6 +216,7 @@ class _Watched(Partitioner):
         return self._hook("ops_to_not_decompose", ep)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        settle(exported_program, self.contract, Symbols(self.symbols, self.env))
         result = self._hook("partition", exported_program)
         self.backends |= {spec.backend_id for spec in result.partition_tags.values()}
         return result

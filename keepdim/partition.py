@@ -28,6 +28,7 @@ from . import frontend, ops
 from .contract import Contract, shape_env_of
 from .dims import Dim
 from .errors import KeepdimError
+from .propagate import settle
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
@@ -136,6 +137,8 @@ class GgmlPartitioner(Partitioner):
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag what is taken; keep the reasons for the rest; write the contract's ranges back."""
         ep = exported_program
+        assert self.contract is not None  # read in transform_for_pre_decomposition
+        settle(ep, self.contract, self._symbols_of(ep.graph_module))
         spec = DelegationSpec(KeepdimGgml.__name__, [CompileSpec("symbols", encode_symbols(self.symbols))])
         tags: dict[str, DelegationSpec] = {}
         top = True

@@ -178,10 +178,8 @@ Delegate::Delegate(const EngineInfo& engine, std::string_view json, const Weight
     : info_(engine), program_(Program::parse(json)) {
   info_.check(program_);
   counters_.engine = info_.name;
-  for (const Value& value : program_.values) {
-    if (value.dtype != DType::integer) key_dims_.insert(key_dims_.end(), value.dims.begin(), value.dims.end());
-  }
   collect_key(program_.nodes);
+  for (int32_t id : program_.results) add_key(id);
   std::sort(key_dims_.begin(), key_dims_.end());
   key_dims_.erase(std::unique(key_dims_.begin(), key_dims_.end()), key_dims_.end());
   const DimTable& dims = program_.contract.dims;
@@ -201,9 +199,18 @@ Delegate::~Delegate() {
   l.delegates.erase(counters_.id);
 }
 
-// Dims in attributes that the engine reads while it builds.
+void Delegate::add_key(int32_t id) {
+  if (id == kNone) return;
+  const Value& value = program_.values[static_cast<size_t>(id)];
+  key_dims_.insert(key_dims_.end(), value.dims.begin(), value.dims.end());
+}
+
+// Dims of values and attributes that the engine reads while it builds. An input that no node uses is not among them:
+// it may be there for its size alone.
 void Delegate::collect_key(const std::vector<Node>& nodes) {
   for (const Node& node : nodes) {
+    for (int32_t id : node.ins) add_key(id);
+    for (int32_t id : node.outs) add_key(id);
     for (const auto& [name, attr] : node.attrs) {
       const auto* one = std::get_if<DimId>(&attr);
       const auto* many = std::get_if<std::vector<DimId>>(&attr);

@@ -70,6 +70,7 @@ class KEEPDIM_API Delegate {
 
  private:
   Weights checked(const Weights& weights);
+  void add_key(int32_t id);
   void collect_key(const std::vector<Node>& nodes);
   Plan& plan();  // for sizes_, found or built
 

@@ -45,6 +45,8 @@ struct Names {
   PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
   PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
   PyObject* contiguous = PyUnicode_InternFromString("contiguous");
+  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* resolve_neg = PyUnicode_InternFromString("resolve_neg");
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
 };
 const Names& names() {
@@ -122,7 +124,8 @@ class PyContract {
     };
     const nb::object on_cpu = nb::steal(PyObject_GetAttr(tensor.ptr(), names().is_cpu));
     if (!on_cpu.is_valid()) throw nb::python_error();
-    if (!on_cpu.is(Py_True)) refuse(i, spec, "it is on " + nb::cast<std::string>(nb::str(tensor.attr("device"))) + ". Move it to the CPU.");
+    if (!on_cpu.is(Py_True)) refuse(i, spec, "it is on " + std::string(nb::str(tensor.attr("device")).c_str()) + ". Move it to the CPU.");
+    if (call(names().is_neg).is(Py_True)) return nb::object(call(names().resolve_neg).attr("contiguous")());  // lazily negated
     return call(names().is_contiguous).is(Py_True) ? nb::borrow(tensor) : call(names().contiguous);
   }
 

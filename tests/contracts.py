@@ -308,6 +308,17 @@ def symbolic_start() -> Case:
 
 
 @case
+def last_five() -> Case:
+    """Sizes below 5 keep all: which of the two may not be decided by the example."""
+    return Case(lambda x: x[-5:] * 2, (R(7, 4),), ({0: S()},), [(R(n, 4),) for n in (1, 16, 5, 4, 1)])
+
+
+@case
+def all_but_three() -> Case:
+    return Case(lambda x: x[:-3] * 2, (R(7, 4),), ({0: S(0)},), [(R(n, 4),) for n in (0, 16, 3, 4, 0)])
+
+
+@case
 def step_2() -> Case:
     return Case(lambda x: x[::2] + 1, (R(5, 4),), ({0: S()},), [(R(n, 4),) for n in (1, 16, 7, 2, 1)])
 
@@ -883,6 +894,14 @@ symbolic_start
     s: 1..16 from input 0 'x' dim 0
     x: f32[s, 4]
     -> slice_1: f32[s, 4]
+last_five
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    -> mul: f32[max(-max(s - 5, 0) + s, 0), 4]
+all_but_three
+    s: 0..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    -> mul: f32[max(s - 3, 0), 4]
 step_2
     s: 1..16 from input 0 'x' dim 0
     x: f32[s, 4]

@@ -71,6 +71,27 @@ def test_a_seen_size_builds_no_plan(module: keepdim.Module) -> None:
     assert count(module, "plans") == 3 and count(module, "evicted") == 0
 
 
+def test_an_integer_used_as_a_value_builds_no_plan() -> None:
+    """It is data: five values, one plan."""
+
+    class Scale(nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+            return x * n
+
+    shapes = (None, torch.export.Dim.DYNAMIC(min=0, max=9))
+    module = keepdim.lower(Scale(), (torch.randn(3), 5), dynamic_shapes=shapes)
+    x = torch.randn(3)
+    assert all(torch.equal(module(x, n), x * n) for n in (0, 9, 1, 5, 0))
+    assert count(module, "built") == 1
+
+
+def test_a_lazily_negated_input_is_resolved(module: keepdim.Module, model: nn.Module) -> None:
+    """torch keeps the sign of such a view in a bit, which the bytes do not show."""
+    x = torch.randn(2, 3, 16, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(module(x), model(x))
+
+
 def test_the_same_bits_before_and_after_eviction(module: keepdim.Module, options: Any) -> None:
     """With room for one plan only, each new size evicts; a plan built again computes the same."""
     inputs = [torch.randn(2, n, 16) for n in (3, 17, 64)]
