@@ -23,6 +23,9 @@ from .dims import CMPS, MAKE, Dim, Table, decide, dmax, never_zero, range_text
 from .errors import KeepdimError, fail
 
 VERSION = 1
+# Why a constraint stands in a contract.
+RELIED = "torch.export relied on it"
+ASSERTED = "it is asserted in the exported program (torch._check, or torch.export itself)"
 DTYPES: dict[torch.dtype, str] = {
     torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64",
     torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
@@ -464,12 +467,12 @@ class _Reader:
         the graph's own and stay there."""
         relations: list[tuple[Any, str]] = []
         if self.env is not None:
-            relations += [(self.env.replace(g.expr), "torch.export relied on it") for g in self.env.guards]
+            relations += [(self.env.replace(g.expr), RELIED) for g in self.env.guards]
         for n in self.ep.graph.nodes:
             if n.op == "call_function" and "_assert_scalar" in str(n.target) and isinstance(n.args[0], torch.fx.Node):
                 val = n.args[0].meta.get("val")
                 if isinstance(val, torch.SymBool):
-                    relations.append((val.node.expr, "the model asserts it (torch._check)"))
+                    relations.append((val.node.expr, ASSERTED))
         out: list[Constraint] = []
         for e, why in relations:
             if {str(s) for s in e.free_symbols} <= self.symbols.keys():

@@ -23,6 +23,7 @@ from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from executorch.exir.lowered_backend_module import executorch_call_delegate
 from executorch.exir.passes import MemoryPlanningPass
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import pte
@@ -87,6 +88,8 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
     with _open(env):
         edge = _to_edge(captured, watched)
         program = edge.exported_program()
+        signature = captured.signature._replace(mutated=_mutated(program))
+        edge._config_methods = {CONTRACT_METHOD: signature.to_json()}
         restore_ranges(program, ranges)
         report = _report(program, partitioner, captured.notes)
         executorch = _to_executorch(edge)
@@ -115,7 +118,6 @@ def _to_edge(captured: Captured, partitioner: list[Partitioner]) -> Any:
             return to_edge_transform_and_lower(
                 captured.program,
                 partitioner=partitioner,
-                constant_methods={CONTRACT_METHOD: captured.signature.to_json()},
                 compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=list(SIZE_FUNCTIONS)),
             )
         except KeepdimError:
@@ -127,6 +129,13 @@ def _to_edge(captured: Captured, partitioner: list[Partitioner]) -> Any:
                 f"cannot lower this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}",
                 cause=e,
             )
+
+
+def _mutated(program: ExportedProgram) -> list[int]:
+    """Inputs that the program changes, in the order in which it returns them before its outputs."""
+    specs = program.graph_signature
+    inputs = [s.arg.name for s in specs.input_specs if s.kind == InputKind.USER_INPUT]
+    return [inputs.index(str(s.target)) for s in specs.output_specs if s.kind == OutputKind.USER_INPUT_MUTATION]
 
 
 def _to_executorch(edge: Any) -> Any:

@@ -62,19 +62,27 @@ class Module:
         if self._plain_call and len(args) == len(self.contract.inputs) and not kwargs:
             flat: Sequence[Any] = args
         else:
-            flat, spec = pytree.tree_flatten((args, kwargs))
-            if spec != self.signature.in_spec:
-                names = ", ".join(s.name for s in self.contract.inputs)
-                fail("bind", "call", f"its arguments do not have the structure of the method's ({names})",
-                     f"Expected {self.signature.in_spec}, got {spec}")  # fmt: skip
+            flat = self._flatten(args, kwargs)
         outs = self.run_flat(flat)
         return outs[0] if self._plain_result else pytree.tree_unflatten(outs, self.signature.out_spec)
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments in the contract's order: given by name or by position, dicts in any order of keys."""
+        names = self.signature.parameters[len(args) : len(self.signature.in_spec.children()[0].children())]
+        for name in names if all(n in kwargs for n in names) else ():
+            args, kwargs = (*args, kwargs[name]), {k: v for k, v in kwargs.items() if k != name}
+        flat, spec = pytree.tree_flatten(_ordered((args, kwargs), self.signature.in_spec))
+        if spec != self.signature.in_spec:
+            want = ", ".join(s.name for s in self.contract.inputs)
+            fail("bind", "call", f"its arguments do not have the structure of the method's ({want})",
+                 f"Expected {_one_line(self.signature.in_spec)}, got {_one_line(spec)}")  # fmt: skip
+        return flat
 
     def run_flat(self, flat: Sequence[Any]) -> list[Any]:
         """One call on the contract's inputs in order; its outputs in order."""
         try:
             inputs = self._inputs(flat)
-            return self._method(self._convert(flat) if self._special else inputs)
+            outs = self._method(self._convert(flat) if self._special else inputs)
         except _native.Error as e:
             raise KeepdimError(str(e)) from None
         except RuntimeError as e:  # torch's own: a tensor without plain memory
@@ -83,6 +91,10 @@ class Module:
                     fail("bind", f"input {i} {self.contract.inputs[i].name!r}", f"is {x.layout} on {x.device}",
                          "Give a dense tensor on the CPU", e)  # fmt: skip
             raise
+        changed = self.signature.mutated
+        for i, value in zip(changed, outs, strict=False):
+            flat[i].copy_(value)
+        return outs[len(changed) :] if changed else outs
 
     def _convert(self, flat: Sequence[Any]) -> list[Any]:
         """The inputs of a method that has constant arguments or integers that travel as tensors."""
@@ -99,7 +111,10 @@ class Module:
 
     def save(self, path: str | Path) -> None:
         """Write the file; `keepdim.load` and any ExecuTorch app with keepdim's library read it."""
-        shutil.copyfile(self.path, path)
+        try:
+            shutil.copyfile(self.path, path)
+        except OSError as e:
+            fail("save", str(path), f"cannot be written ({e.strerror})", cause=e)
 
     def counters(self) -> list[dict[str, Any]]:
         """What the delegates of this module did: calls, plans built, reused and evicted, bytes."""
@@ -108,6 +123,20 @@ class Module:
 
     def __repr__(self) -> str:
         return f"keepdim.Module({str(self.path)!r})\n{self.contract}"
+
+
+def _ordered(value: Any, spec: pytree.TreeSpec) -> Any:
+    """The value with the keys of its dicts in the order of the spec, where they are the same keys."""
+    parts = spec.children()
+    if isinstance(value, dict) and spec.type is dict and set(value) == set(spec.context):
+        return {k: _ordered(value[k], part) for k, part in zip(spec.context, parts, strict=True)}
+    if type(value) in (tuple, list) and len(value) == len(parts):
+        return type(value)(_ordered(v, part) for v, part in zip(value, parts, strict=True))
+    return value
+
+
+def _one_line(spec: pytree.TreeSpec) -> str:
+    return " ".join(str(spec).split())
 
 
 def lower(

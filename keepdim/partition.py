@@ -25,9 +25,9 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import frontend, ops
-from .contract import Contract, shape_env_of
-from .dims import Dim
-from .errors import KeepdimError
+from .contract import Contract, shape_env_of, to_dim
+from .dims import Dim, range_text
+from .errors import KeepdimError, fail
 from .propagate import settle
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
@@ -138,7 +138,9 @@ class GgmlPartitioner(Partitioner):
         """Tag what is taken; keep the reasons for the rest; write the contract's ranges back."""
         ep = exported_program
         assert self.contract is not None  # read in transform_for_pre_decomposition
-        settle(ep, self.contract, self._symbols_of(ep.graph_module))
+        symbols = self._symbols_of(ep.graph_module)
+        settle(ep, self.contract, symbols)
+        refuse_wide_values(ep, symbols)
         spec = DelegationSpec(KeepdimGgml.__name__, [CompileSpec("symbols", encode_symbols(self.symbols))])
         tags: dict[str, DelegationSpec] = {}
         top = True
@@ -237,6 +239,19 @@ def graph_modules(gm: GraphModule) -> Iterator[GraphModule]:
     yield gm
     for _, sub, _ in get_control_flow_submodules(gm):
         yield from graph_modules(sub)
+
+
+def refuse_wide_values(ep: ExportedProgram, symbols: frontend.Symbols) -> None:
+    """ExecuTorch carries an integer that is used as a value as int32: one that may not fit would wrap silently."""
+    for n in ep.graph.nodes:
+        if n.target != torch.ops.aten.scalar_tensor.default or n.kwargs.get("dtype") != torch.int32:
+            continue
+        value = n.args[0].meta["val"] if isinstance(n.args[0], FxNode) else n.args[0]
+        if isinstance(value, torch.SymInt):
+            lo, hi = to_dim(value, symbols).bounds
+            if lo is None or hi is None or lo < -(2**31) or hi >= 2**31:
+                fail("lower", f"value {to_dim(value, symbols)}", f"its range {range_text(lo, hi)} does not fit int32",
+                     "Give the integer a smaller min and max")  # fmt: skip
 
 
 def _tag_constants(ep: ExportedProgram) -> None:

@@ -38,6 +38,8 @@ class _Wire(msgspec.Struct):
     out_spec: str
     transports: list[tuple[str, int]]
     constants: list[Any]
+    parameters: list[str] = []
+    mutated: list[int] = []
 
 
 class Signature(NamedTuple):
@@ -48,12 +50,16 @@ class Signature(NamedTuple):
     out_spec: pytree.TreeSpec
     transports: list[Transport]
     constants: list[Any]  # per input: the one value that an argument of dtype "python" may have
+    parameters: list[str] = []  # names of the positional parameters, where known
+    mutated: list[int] = []  # inputs that the method changes; their new values come before its outputs
 
     def to_json(self) -> str:
         """The text that the constant method returns; a contract with one more key."""
         try:
             ins, outs = pytree.treespec_dumps(self.in_spec), pytree.treespec_dumps(self.out_spec)
-            wire = _Wire(ins, outs, [(t.kind, t.offset) for t in self.transports], self.constants)
+            wire = _Wire(
+                ins, outs, [(t.kind, t.offset) for t in self.transports], self.constants, self.parameters, self.mutated
+            )
             body = {"version": VERSION, "contract": self.contract.to_wire(self.contract.table()), "signature": wire}
             return msgspec.json.encode(body).decode()
         except (NotImplementedError, TypeError) as e:
@@ -70,4 +76,6 @@ class Signature(NamedTuple):
         except (msgspec.ValidationError, ValueError, NotImplementedError) as e:
             fail("load", "signature", f"cannot be read ({e})", cause=e)
         contract = Contract.from_wire(raw["contract"])[0]
-        return Signature(contract, ins, outs, [Transport(*t) for t in wire.transports], wire.constants)
+        return Signature(
+            contract, ins, outs, [Transport(*t) for t in wire.transports], wire.constants, wire.parameters, wire.mutated
+        )

@@ -26,7 +26,9 @@ SEES = {
     "frontend": {"_native", "errors", "dims", "contract", "program", "ops", "passes"},
     "propagate": {"errors", "dims", "contract"},
     "partition": {"errors", "dims", "contract", "ops", "frontend", "propagate"},
-    "capture": {"errors", "dims", "contract", "signature"},
+    "trials": {"errors", "dims", "contract"},
+    "rewrite": {"errors", "dims", "contract"},
+    "capture": {"errors", "dims", "contract", "signature", "trials", "rewrite"},
     "lowering": {
         *("errors", "dims", "contract", "program", "signature", "pte"),
         *("frontend", "propagate", "partition", "capture"),

@@ -1,0 +1,140 @@
+"""Rewrites of an exported graph, before anything else traces it again: what later stages would decide for the example,
+or get wrong, is written out in a form that they keep.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
+from torch.fx import Node as FxNode
+
+from .contract import shape_env_of, to_dim
+from .dims import Dim, decide
+from .errors import fail
+
+INT64_MAX = 2**63 - 1
+aten = torch.ops.aten
+
+
+def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
+    """All of them."""
+    strip_asserts(ep)
+    _float_sizes(ep)
+    env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
+    if env is not None:
+        with env.suppress_guards():
+            for n in list(ep.graph.nodes):
+                if n.op == "call_function" and n.target == torch.ops.aten.slice.Tensor:
+                    _clamp_ends(ep, n, symbols)
+                elif n.op == "call_function" and n.target is operator.mod:
+                    _python_mod(ep, n, symbols)
+    ep.graph_module.recompile()
+
+
+def strip_asserts(ep: ExportedProgram) -> None:
+    """Asserts over sizes of inputs are constraints of the contract now, and some have no form in Edge dialect;
+    those over data stay, because later stages read ranges from them."""
+    for n in reversed(ep.graph.nodes):
+        if n.op != "call_function" or n.users:
+            continue
+        if str(n.target) == "aten._assert_scalar.default":
+            expr = getattr(getattr(n.args[0], "meta", {}).get("val"), "node", None)
+            if expr is not None and any(str(s).startswith("u") for s in expr.expr.free_symbols):
+                continue
+            ep.graph.erase_node(n)
+        elif isinstance(n.meta.get("val"), (torch.SymBool, torch.SymInt)) and not n.is_impure():
+            ep.graph.erase_node(n)
+
+
+def _size(ep: ExportedProgram, target: Callable[..., Any], *args: Any) -> FxNode:
+    """A node that computes a size, with its value."""
+    values = [a.meta["val"] if isinstance(a, FxNode) else a for a in args]
+    node = ep.graph.call_function(target, args)
+    node.meta["val"] = values[0].shape[args[1]] if target == torch.ops.aten.sym_size.int else target(*values)
+    return node
+
+
+# What is computed with a size as a float, as the same on tensors of one element.
+_ON_TENSORS: dict[Any, Callable[..., Any]] = {
+    operator.add: aten.add.Tensor, operator.sub: aten.sub.Tensor, operator.mul: aten.mul.Tensor,
+    operator.truediv: aten.div.Tensor, operator.neg: aten.neg.default, operator.pow: aten.pow.Tensor_Tensor,
+    torch.sym_sqrt: aten.sqrt.default, math.sqrt: aten.sqrt.default, torch.sym_float: aten.alias.default,
+}  # fmt: skip
+_TAKE_TENSORS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+
+
+def _float_sizes(ep: ExportedProgram) -> None:
+    """`x / s**0.5`: ExecuTorch has no sizes that are floats; as a tensor of one element it is data like any other."""
+    floats = [n for n in ep.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat)]
+    mode = detect_fake_mode([n.meta.get("val") for n in ep.graph.nodes])
+    twins: dict[FxNode, FxNode] = {}
+
+    def call(target: Any, *args: Any, **kwargs: Any) -> FxNode:
+        node = ep.graph.call_function(target, args, kwargs)
+        values = [a.meta["val"] if isinstance(a, FxNode) else a for a in args]
+        with mode:
+            node.meta["val"] = target(*values, **kwargs)
+        return node
+
+    for n in floats:
+        if n.target not in _ON_TENSORS:
+            _no_float_size(n)
+        with ep.graph.inserting_before(n):
+            ins = [twins[a] if a in twins else call(aten.scalar_tensor.default, a, dtype=torch.float32) for a in n.args]
+            twins[n] = ins[0] if n.target is torch.sym_float else call(_ON_TENSORS[n.target], *ins)
+    for n, twin in twins.items():
+        for user in list(n.users):
+            if user not in twins and user.target in _TAKE_TENSORS:
+                user.replace_input_with(n, twin)
+    for n in reversed(floats):
+        if n.users:
+            _no_float_size(n)
+        ep.graph.erase_node(n)
+
+
+def _no_float_size(n: FxNode) -> NoReturn:
+    fact = f"computes a size as a float ({n.meta['val']}), in a form that ExecuTorch does not run"
+    fail("capture", f"node '{n.name}'", fact, "Compute it on a tensor: torch.scalar_tensor(size)")
+
+
+def _clamp_ends(ep: ExportedProgram, n: FxNode, symbols: Mapping[str, Dim]) -> None:
+    """`x[-5:]` or `x[:3]` of a tensor that may be shorter: write the end as max(size - 5, 0) or min(size, 3). Whoever
+    traces the program again would otherwise ask whether it is, and keep the answer for the example."""
+    x, dim, *ends = n.args
+    size = x.meta["val"].shape[dim]
+    if isinstance(size, int):
+        return
+    whole = to_dim(size, symbols)
+    for i, end in enumerate(ends[:2], 2):
+        if not isinstance(end, int) or end == INT64_MAX or end == 0:
+            continue
+        inside = decide(whole + end, "ge", 0) if end < 0 else decide(whole, "ge", end)
+        if inside:
+            continue
+        with ep.graph.inserting_before(n):
+            length = _size(ep, torch.ops.aten.sym_size.int, x, dim)
+            if end < 0:
+                n.update_arg(i, _size(ep, torch.sym_max, _size(ep, operator.add, length, end), 0))
+            else:
+                n.update_arg(i, _size(ep, torch.sym_min, length, end))
+
+
+def _python_mod(ep: ExportedProgram, n: FxNode, symbols: Mapping[str, Dim]) -> None:
+    """ExecuTorch's remainder has the sign of the dividend, Python's that of the divisor: a % b as (a % b + b) % b."""
+    a, b = n.args
+    value = a.meta["val"] if isinstance(a, FxNode) else a
+    if isinstance(value, (int, torch.SymInt)) and decide(to_dim(value, symbols), "ge", 0):
+        return
+    val = n.meta["val"]
+    with ep.graph.inserting_after(n):
+        moved = ep.graph.call_function(operator.add, (n, b))
+    with ep.graph.inserting_after(moved):
+        again = ep.graph.call_function(operator.mod, (moved, b))
+    n.replace_all_uses_with(again, delete_user_cb=lambda user: user is not moved)
+    moved.meta["val"], again.meta["val"] = val + (b.meta["val"] if isinstance(b, FxNode) else b), val

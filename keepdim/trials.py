@@ -1,0 +1,227 @@
+"""Is an exported program right where its contract says so? It is run against eager: at the lower end of every range,
+inside, and, where a guard of torch.export cuts a point out of the declared range, at that point without the guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.export import ExportedProgram
+
+from .contract import RELIED, Constraint, Contract
+from .dims import CMPS
+from .errors import KeepdimError
+
+BUDGET = 2**22  # elements of all inputs together: larger points are not tried
+
+
+class WrongNumbers(KeepdimError):
+    """The exported program does not do what eager does."""
+
+
+class EagerFails(KeepdimError):
+    """The model itself does not run on the input that was made for a point."""
+
+
+def own(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose state may change; the parameters, which do not, are shared."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
+def own_program(ep: ExportedProgram) -> ExportedProgram:
+    """The same for a program. (Before decomposition its signature does not say which buffers change.)"""
+    return copy.deepcopy(ep, {id(t): t for t in ep.state_dict.values() if isinstance(t, torch.nn.Parameter)})
+
+
+# ---------------------------------------------------------------- points and inputs
+def sized(contract: Contract, leaves: Sequence[Any], values: Mapping[str, int]) -> list[Any]:
+    """The example inputs at other sizes: tensors are tiled or cut, integers set."""
+    out = []
+    for i, (leaf, spec) in enumerate(zip(leaves, contract.inputs, strict=True)):
+        if isinstance(leaf, torch.Tensor):
+            out.append(_resized(leaf, [d.eval(values) for d in spec.dims]))
+        else:
+            out.append(spec.dims[0].eval(values) if spec.dtype == "int" else leaf)
+        for s in contract.symbols:
+            if s.source.kind == "item" and s.source.input == i:
+                out[i] = out[i].clone()
+                out[i].view(-1)[s.source.index] = (s.source.mul * s.dim + s.source.add).eval(values)
+    return out
+
+
+def _resized(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    x = x.detach()
+    for d, n in enumerate(sizes):
+        if x.shape[d] != n:
+            index = torch.arange(n) % max(x.shape[d], 1)
+            x = x.index_select(d, index) if x.shape[d] else x.new_zeros([*x.shape[:d], n, *x.shape[d + 1 :]])
+    return x.contiguous()
+
+
+def examples(contract: Contract, leaves: Sequence[Any]) -> dict[str, int]:
+    """The values of the symbols in the example."""
+    values: dict[str, int] = {}
+    for s in contract.symbols:
+        leaf = leaves[s.source.input]
+        if s.source.kind == "size":
+            place = leaf.shape[s.source.index]
+        else:
+            place = leaf if s.source.kind == "int" else int(leaf.reshape(-1)[s.source.index])
+        values[s.name] = (int(place) - s.source.add.eval(values)) // s.source.mul.eval(values)
+    return values
+
+
+def _broken(contract: Contract, values: Mapping[str, int]) -> list[Constraint]:
+    return [c for c in contract.constraints if not CMPS[c.cmp][1](c.lhs.eval(values), c.rhs.eval(values))]
+
+
+def _near(contract: Contract, values: dict[str, int]) -> dict[str, int] | None:
+    """The point itself, or one close above it where the constraints hold."""
+    top = {s.name: s.hi for s in contract.symbols}
+    for step in range(6):
+        for moved in itertools.chain([values], ([n] for n in values)):
+            point = {k: v + step if k in moved else v for k, v in values.items()}
+            inside = all(top[k] is None or v <= top[k] for k, v in point.items())  # type: ignore[operator]
+            if inside and not _broken(contract, point):
+                return point
+    return None
+
+
+def points(contract: Contract, leaves: Sequence[Any]) -> list[dict[str, int]]:
+    """The lower ends together and each alone, just above them, inside, and the upper ends, within the budget."""
+    start = examples(contract, leaves)
+    low = {s.name: s.lo for s in contract.symbols if s.lo is not None}
+    high = {s.name: s.hi for s in contract.symbols if s.hi is not None}
+    wanted = [
+        {**start, **low},
+        *({**start, name: lo} for name, lo in low.items()),
+        {k: v + 1 for k, v in start.items()},
+    ]
+    for part in (1, 2, 4):
+        wanted.append(
+            {k: v if k not in high else (v * (4 - part) + high[k] * part) // 4 for k, v in {**start, **low}.items()}
+        )
+    kept: list[dict[str, int]] = []
+    for values in wanted:
+        point = _near(contract, values)
+        if point is not None and point not in kept and point != start and _elements(contract, point) <= BUDGET:
+            kept.append(point)
+    return kept
+
+
+def _elements(contract: Contract, values: Mapping[str, int]) -> int:
+    total = 0
+    for spec in contract.inputs:
+        count = 1
+        for d in spec.dims if spec.dtype not in ("int", "python") else ():
+            count *= d.eval(values)
+        total += count
+    return total
+
+
+# ---------------------------------------------------------------- comparing
+def compare(model: torch.nn.Module, ep: ExportedProgram, contract: Contract, leaves: Sequence[Any],
+            in_spec: pytree.TreeSpec, how: str, lenient: bool = False) -> list[str]:  # fmt: skip
+    """Run both at every point; the first difference is raised. Where eager itself fails, that is raised too, or with
+    `lenient` returned as a note: the input was made up, and may be what the model does not take."""
+    notes = []
+    for values in points(contract, leaves):
+        subject = _subject(values, how)
+        try:
+            _compare_at(model, ep, sized(contract, leaves, values), in_spec, subject)
+        except EagerFails as e:
+            if not lenient:
+                raise
+            notes.append(str(e))
+    return notes
+
+
+def _subject(values: Mapping[str, int], how: str) -> str:
+    return f"{', '.join(f'{k} = {v}' for k, v in values.items())} ({how})"
+
+
+def _compare_at(
+    model: torch.nn.Module, ep: ExportedProgram, flat: list[Any], in_spec: pytree.TreeSpec, subject: str
+) -> None:
+    try:
+        want = _run(own(model), flat, in_spec)
+    except Exception as first:  # indices in the example may be too large for a smaller table: 0 is in all of them
+        flat = [torch.zeros_like(x) if isinstance(x, torch.Tensor) and not x.is_floating_point() else x for x in flat]
+        try:
+            want = _run(own(model), flat, in_spec)
+        except Exception:  # the first words are about the user's own values
+            text = sentence_of(first)
+            raise EagerFails(f"[capture] {subject}: eager fails there: {text}. Raise the lower bound.") from first
+    try:  # the guards are the contract's now, and the point was chosen by it
+        got = _run(own_program(ep).module(check_guards=False), flat, in_spec)
+    except Exception as e:  # whatever it raises: it does not run at a size that its contract promises
+        raise WrongNumbers(f"[capture] {subject}: the exported program fails there: {sentence_of(e)}.") from e
+    if (problem := difference(want, got)) is not None:
+        remedy = "The model branches on a size: use torch.cond, or narrow the range"
+        raise WrongNumbers(f"[capture] {subject}: torch.export gives {problem}. {remedy}.")
+
+
+def sentence_of(e: BaseException) -> str:
+    """An exception's text in one line."""
+    return " ".join(str(e).split())[:200].rstrip(".")
+
+
+def _run(module: Callable[..., Any], flat: list[Any], in_spec: pytree.TreeSpec) -> Any:
+    args, kwargs = pytree.tree_unflatten([x.clone() if isinstance(x, torch.Tensor) else x for x in flat], in_spec)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return module(*args, **kwargs)
+
+
+def difference(want: Any, got: Any) -> str | None:
+    """What is different, in words."""
+    for a, b in zip(pytree.tree_leaves(want), pytree.tree_leaves(got), strict=True):
+        if isinstance(a, torch.Tensor):
+            if a.shape != b.shape:
+                return f"shape {tuple(b.shape)} instead of {tuple(a.shape)}"
+            with contextlib.suppress(AssertionError):
+                torch.testing.assert_close(b, a, equal_nan=True)
+                continue
+            return f"values off by {(a.double() - b.double()).abs().max():.2g}"
+        if a != b:
+            return f"{b} instead of {a}"
+    return None
+
+
+# ---------------------------------------------------------------- guards that cut a declared range
+def relax(model: torch.nn.Module, ep: ExportedProgram, contract: Contract, leaves: Sequence[Any],
+          in_spec: pytree.TreeSpec, how: str) -> Contract:  # fmt: skip
+    """The contract without the guards that nothing needs: torch.export takes every size for at least 2, and guards
+    against what that would change. Where the program is right at the points that a guard forbids, it goes."""
+    kept = []
+    for c in contract.constraints:
+        cut = list(itertools.islice(_forbidden(contract, c, leaves), 3)) if c.sentence == RELIED else []
+        try:
+            for values in cut:
+                _compare_at(model, ep, sized(contract, leaves, values), in_spec, _subject(values, how))
+        except KeepdimError:  # it is needed: what it forbids is wrong, or is refused by the model itself
+            cut = []
+        kept += [] if cut else [c]
+    return Contract(contract.symbols, contract.inputs, tuple(kept), contract.outputs)
+
+
+def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> Iterator[dict[str, int]]:
+    """Points near the lower ends, and at the upper ones, that break this constraint and no other."""
+    start = examples(contract, leaves)
+    used = sorted(c.lhs.symbols() | c.rhs.symbols())
+    ranges = {s.name: (s.lo, s.hi) for s in contract.symbols}
+    choices = []
+    for name in used:
+        lo, hi = ranges[name]
+        near = range(lo, min(lo + 4, hi + 1 if hi is not None else lo + 4)) if lo is not None else [start[name]]
+        choices.append([*near, *([hi] if hi is not None and hi not in near else [])])
+    for picked in itertools.islice(itertools.product(*choices), 256):
+        values = {**start, **dict(zip(used, picked, strict=True))}
+        if _broken(contract, values) == [c] and _elements(contract, values) <= BUDGET:
+            yield values
