@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 EXAMPLES = """examples:
   keepdim lower model.py:make -o model.pte       make() returns (model, args, dynamic_shapes)
   keepdim inspect model.pte                      the contract, then each delegate's program
-  keepdim run model.pte --input x=randn:1,17,64  any shape in the contract
+  keepdim run model.pte --input x=randn:1,17,64  any shape in the contract, inputs by their names in it
 """
 
 
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeepdimError as e:
         print(e, file=sys.stderr)
         return 1
+    except OSError as e:  # a file that cannot be written
+        print(f"[cli] {e.filename}: {e.strerror}.", file=sys.stderr)
+        return 1
     finally:
         logger.removeHandler(handler)
 
@@ -54,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="keepdim", description="Lower a PyTorch model once; run it at every shape its contract allows.",
         epilog=EXAMPLES, formatter_class=formatter,
     )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"keepdim {version('keepdim')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -84,7 +89,11 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _lower(args: argparse.Namespace) -> int:
-    path, _, name = args.model.rpartition(":")
+    path, colon, name = args.model.rpartition(":")
+    if not colon:
+        fail("cli", args.model, "names no factory", "Say it as path/to/file.py:factory")
+    if not args.output.parent.is_dir():
+        fail("cli", str(args.output), "its folder does not exist")
     made = _factory(Path(path), name)()
     if not isinstance(made, tuple) or len(made) != 3:
         fail("cli", args.model, f"returned {type(made).__name__}", "Return (model, args, dynamic_shapes)")
@@ -98,7 +107,9 @@ def _lower(args: argparse.Namespace) -> int:
 
 def _factory(path: Path, name: str) -> Callable[[], Any]:
     spec = importlib.util.spec_from_file_location("keepdim_model", path) if path.suffix == ".py" else None
-    if spec is None or spec.loader is None or not path.exists():
+    if not path.exists():
+        fail("cli", str(path), "does not exist")
+    if spec is None or spec.loader is None:
         fail("cli", str(path), "is not a Python file", "Say it as path/to/file.py:factory")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -115,7 +126,8 @@ def _run(args: argparse.Namespace) -> int:
     names = [s.name for s in module.contract.inputs]
     if unknown := set(given) - set(names):
         fail("cli", f"input {sorted(unknown)[0]!r}", f"is not an input of {args.file} (it has: {', '.join(names)})")
-    flat = [_value(spec, given.get(spec.name)) for spec in module.contract.inputs]
+    known = module.signature.constants
+    flat = [_value(spec, given.get(spec.name), known[i]) for i, spec in enumerate(module.contract.inputs)]
     results = module.run_flat(flat)
     for spec, value in zip(module.contract.outputs, results, strict=True):
         print(f"{spec.name}: {_show(value)}")
@@ -124,12 +136,16 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _value(spec: Spec, text: str | None) -> Any:
-    """One input from its command-line form."""
+def _value(spec: Spec, text: str | None, constant: Any) -> Any:
+    """One input from its command-line form; a constant of the contract needs none."""
+    if spec.dtype == "python":
+        if text is not None and text != str(constant):
+            fail("cli", f"input {spec.name!r}", f"is the constant {constant!r} of the contract, got {text!r}")
+        return constant
     if text is None:
         if spec.dtype == "int" and spec.dims[0].value is not None:
             return spec.dims[0].value
-        fail("cli", f"input {spec.name!r}", f"is missing ({spec})", f"Say --input {spec.name}=randn:...")
+        fail("cli", f"input {spec.name!r}", f"is missing ({spec})", f"Say --input {spec.name}=randn:SIZES")
     if text.endswith((".npy", ".pt")):
         return _read(Path(text))
     kind, _, rest = text.partition(":")
@@ -160,8 +176,8 @@ def _read(path: Path) -> torch.Tensor:
 
     try:
         return torch.from_numpy(numpy.load(path)) if path.suffix == ".npy" else torch.load(path, weights_only=True)
-    except (OSError, ValueError) as e:
-        fail("cli", str(path), f"cannot be read ({e})", cause=e)
+    except Exception as e:  # numpy and torch raise many kinds for a file that is not theirs
+        fail("cli", str(path), f"cannot be read ({type(e).__name__}: {' '.join(str(e).split())[:120]})", cause=e)
 
 
 def _show(value: Any) -> str:

@@ -28,7 +28,7 @@ def sentence(stage: str, subject: str, fact: str, remedy: str = "") -> str:
     >>> sentence("lower", "dim 's'", "has no upper bound", "Give the Dim a max")
     "[lower] dim 's': has no upper bound. Give the Dim a max."
     """
-    parts = [fact.strip().rstrip("."), remedy.strip().rstrip(".")]
+    parts = [p.strip().removesuffix(".") for p in (fact, remedy)]
     return f"[{stage}] {subject}: " + " ".join(p + "." for p in parts if p)
 
 

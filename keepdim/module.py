@@ -193,6 +193,8 @@ def lower(
 
 def load(path: str | Path) -> Module:
     """Load a file that `save` wrote; its checksum is checked first."""
+    if not isinstance(path, (str, Path)):
+        fail("load", repr(path), "is not a path")
     return Module(Path(path))
 
 

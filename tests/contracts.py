@@ -319,6 +319,85 @@ def all_but_three() -> Case:
 
 
 @case
+def slices_that_may_pass_the_size() -> Case:
+    return Case(
+        lambda x: (x[:3] * 2, x[2:] * 2, x[2:4] * 2, x[-2:] * 2),
+        (R(5, 4),),
+        ({0: S()},),
+        [(R(n, 4),) for n in (1, 16, 2, 3, 4, 1)],
+    )
+
+
+@case
+def remainder_of_a_negative() -> Case:
+    """Padding to a multiple: Python's remainder has the sign of the divisor."""
+    return Case(
+        lambda x: (F.pad(x, (0, 0, 0, -x.size(0) % 4)), -x.size(0) % 4),
+        (R(5, 4),),
+        ({0: S(2)},),
+        [(R(n, 4),) for n in (2, 16, 3, 4, 5, 2)],
+    )
+
+
+@case
+def empty_cache_and_one_token() -> Case:
+    """The first step of a decoder: torch.export guards against p + s == 1, which nothing needs."""
+
+    def f(x: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+        k = torch.cat([past, x])
+        return (x @ k.t()).softmax(-1) @ k
+
+    return Case(
+        f,
+        (R(3, 4), R(5, 4)),
+        ({0: S(1, 8)}, {0: S(0, 8, "p")}),
+        [(R(n, 4), R(p, 4)) for n, p in ((1, 0), (8, 8), (1, 3), (2, 0), (1, 0))],
+    )
+
+
+@case
+def changes_its_input() -> Case:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x.add_(1)
+        return x * 2, x.sum()
+
+    return Case(f, (R(3, 4),), ({0: S()},), [(R(n, 4),) for n in (1, 16, 5, 1)])
+
+
+@case
+def indexed_by_data() -> Case:
+    """The trial at small sizes makes up inputs; indices that are too large for them are no fault of the model."""
+    sizes = ((1, 1), (16, 3), (5, 16), (1, 1))
+    return Case(
+        lambda x, p: x[p] + 1,
+        (R(5, 4), torch.arange(5)),
+        ({0: S(1, 16, "t")}, {0: S()}),
+        [(R(t, 4), torch.randint(0, t, (n,))) for t, n in sizes],
+        [((R(3, 4), torch.tensor([3])), "")],
+    )
+
+
+@case
+def size_as_a_float() -> Case:
+    return Case(
+        lambda x: x / x.size(0) ** 0.5 + x * (1.0 / x.size(0)),
+        (R(3, 4),),
+        ({0: S()},),
+        [(R(n, 4),) for n in (1, 16, 5)],
+    )
+
+
+@case
+def branch_through_a_float() -> Case:
+    return Case(lambda x: x * 2 if x.size(0) * 0.5 < 3 else x * 3, (R(5),), ({0: S(2)},), refused="torch.export gives")
+
+
+@case
+def int_without_a_range() -> Case:
+    return Case(lambda x, k: x * k, (R(3), 5), ({0: S()}, Dim.DYNAMIC), refused="does not fit int32")
+
+
+@case
 def step_2() -> Case:
     return Case(lambda x: x[::2] + 1, (R(5, 4),), ({0: S()},), [(R(n, 4),) for n in (1, 16, 7, 2, 1)])
 
@@ -907,6 +986,39 @@ all_but_three
     s: 0..16 from input 0 'x' dim 0
     x: f32[s, 4]
     -> mul: f32[max(s - 3, 0), 4]
+slices_that_may_pass_the_size
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    -> mul: f32[min(s, 3), 4]
+    -> mul_1: f32[max(-min(s, 2) + s, 0), 4]
+    -> mul_2: f32[max(-min(s, 2) + min(s, 4), 0), 4]
+    -> mul_3: f32[max(-max(s - 2, 0) + s, 0), 4]
+remainder_of_a_negative
+    s: 2..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    -> pad: f32[(3*s) % 4 + s, 4]
+    -> mod: int[(3*s) % 4]
+empty_cache_and_one_token
+    s: 1..8 from input 0 'x' dim 0
+    p: 0..8 from input 1 'past' dim 0
+    x: f32[s, 4]
+    past: f32[p, 4]
+    -> matmul_1: f32[s, 4]
+changes_its_input
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    -> mul: f32[s, 4]
+    -> sum_1: f32[]
+indexed_by_data
+    t: 1..16 from input 0 'x' dim 0
+    s: 1..16 from input 1 'p' dim 0
+    x: f32[t, 4]
+    p: i64[s]
+    -> add: f32[s, 4]
+size_as_a_float
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    -> add: f32[s, 4]
 step_2
     s: 1..16 from input 0 'x' dim 0
     x: f32[s, 4]

@@ -92,6 +92,22 @@ def test_a_lazily_negated_input_is_resolved(module: keepdim.Module, model: nn.Mo
     torch.testing.assert_close(module(x), model(x))
 
 
+def test_arguments_by_name_and_in_any_order() -> None:
+    """As eager takes them: by position or by name, dicts in any order of keys."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, d: dict[str, torch.Tensor], scale: float = 2.0) -> torch.Tensor:
+            return x * scale + d["a"] - d["b"]
+
+    n = torch.export.Dim("n", min=1, max=8)
+    x, a, b = (torch.randn(4) for _ in range(3))
+    shapes = {"x": {0: n}, "d": {"a": {0: n}, "b": {0: n}}, "scale": None}
+    module = keepdim.lower(Model(), (x, {"a": a, "b": b}), {"scale": 3.0}, dynamic_shapes=shapes)
+    want = x * 3.0 + a - b
+    for got in (module(x, {"b": b, "a": a}, scale=3.0), module(scale=3.0, d={"a": a, "b": b}, x=x)):
+        torch.testing.assert_close(got, want)
+
+
 def test_the_same_bits_before_and_after_eviction(module: keepdim.Module, options: Any) -> None:
     """With room for one plan only, each new size evicts; a plan built again computes the same."""
     inputs = [torch.randn(2, n, 16) for n in (3, 17, 64)]
