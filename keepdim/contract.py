@@ -128,9 +128,6 @@ class Contract(msgspec.Struct, frozen=True):
         place = {"size": f" dim {src.index}", "int": "", "item": f" element {src.index}"}[src.kind]
         return f"input {src.input} {self.inputs[src.input].name!r}{place}"
 
-    def symbol_dims(self) -> dict[str, Dim]:
-        return {s.name: s.dim for s in self.symbols}
-
     def __str__(self) -> str:
         lines = []
         for s in self.symbols:
@@ -525,18 +522,3 @@ def _item_place(node: torch.fx.Node, inputs: Mapping[str, int]) -> tuple[int, in
     if not isinstance(val, torch.SymInt) or tensor.meta["val"].dtype.is_floating_point:
         return None
     return inputs[tensor.name], index
-
-
-__all__ = [
-    "DTYPES",
-    "VERSION",
-    "Constraint",
-    "Contract",
-    "KeepdimError",
-    "Place",
-    "Source",
-    "Spec",
-    "Symbol",
-    "solve",
-    "to_dim",
-]

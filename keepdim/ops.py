@@ -120,11 +120,6 @@ def op(name: str, *targets: OpOverload, lower: Lower | None = None) -> None:
         ROWS[target] = Row(name, target, lower or plain)
 
 
-def kept() -> list[OpOverload]:
-    """Overloads that would be decomposed before the partitioner sees them, and that we want whole."""
-    return list(WHOLE)
-
-
 # ---------------------------------------------------------------- how rows lower
 def plain(b: Sink, name: str, a: Args, out: Shape) -> int:
     """Tensors are operands in schema order, everything else is an attribute of the same name."""
