@@ -39,14 +39,20 @@ SEES = {
     "__main__": {"cli"},
     "__init__": {"_native", "errors", "contract", "module", "partition"},
 }
-FILES = sorted(p.stem for p in PACKAGE.glob("*.py"))
+FILES = sorted({p.relative_to(PACKAGE).parts[0].removesuffix(".py") for p in PACKAGE.rglob("*.py")})
+
+
+def files_of(name: str) -> list[Path]:
+    """A module's file, or the files of a package: between themselves those are free."""
+    return sorted((PACKAGE / name).glob("*.py")) or [PACKAGE / f"{name}.py"]
 
 
 def imports(path: Path) -> set[str]:
     """The modules of keepdim that a file imports, also inside functions."""
     found: set[str] = set()
+    up = len(path.relative_to(PACKAGE).parts)
     for n in ast.walk(ast.parse(path.read_text())):
-        if isinstance(n, ast.ImportFrom) and n.level == 1:
+        if isinstance(n, ast.ImportFrom) and n.level == up:
             found |= {n.module.split(".")[0]} if n.module else {a.name for a in n.names}
         elif isinstance(n, ast.ImportFrom) and (n.module or "").split(".")[0] == "keepdim":
             found.add((n.module or "").partition(".")[2] or "__init__")
@@ -59,7 +65,7 @@ def imports(path: Path) -> set[str]:
 def test_imports_go_one_way(name: str) -> None:
     """A file imports only what stands before it."""
     assert name in SEES, f"say in SEES what keepdim/{name}.py may import"
-    assert imports(PACKAGE / f"{name}.py") <= SEES[name]
+    assert set().union(*(imports(p) for p in files_of(name))) <= SEES[name]
 
 
 def test_the_table_of_layers_has_no_cycle() -> None:
@@ -104,7 +110,8 @@ def test_the_core_does_not_include_an_engine() -> None:
 @pytest.mark.parametrize("name", [n for n in FILES if n not in ("cli", "demo")])
 def test_the_library_prints_nothing(name: str) -> None:
     """`print` is for the command line; the library logs or raises."""
-    calls = [n for n in ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text())) if isinstance(n, ast.Call)]
+    trees = [ast.parse(p.read_text()) for p in files_of(name)]
+    calls = [n for t in trees for n in ast.walk(t) if isinstance(n, ast.Call)]
     assert not [c.lineno for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
 
 

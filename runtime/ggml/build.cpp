@@ -53,11 +53,12 @@ void Tensor::pack() {
   }
 }
 
-void Loop::push(int64_t size, int64_t result, int64_t first, int64_t second) {
+void Loop::push(int64_t size, int64_t result, int64_t first, int64_t second, int64_t third) {
   dims[rank] = size;
   strides[0][rank] = result;
   strides[1][rank] = first;
   strides[2][rank] = second;
+  strides[3][rank] = third;
   ++rank;
 }
 
@@ -109,13 +110,25 @@ Loop broadcast(const Tensor& out, std::initializer_list<const Tensor*> ins) {
       const int own = d - (out.rank - x->rank);
       strides[o++] = own >= 0 && x->dims[own] != 1 ? x->strides[own] : 0;
     }
-    loop.push(out.dims[d], out.strides[d], strides[0], strides[1]);
+    loop.push(out.dims[d], out.strides[d], strides[0], strides[1], strides[2]);
   }
   loop.merge();
   return loop;
 }
 
 // ---- plan
+
+void RunError::set(const void* failed, int64_t at, const std::string& what) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (job && (job != failed || position <= at)) return;
+  job = failed;
+  position = at;
+  sentence = what;
+}
+
+void Job::fail(int64_t position, const std::string& fact) const {
+  error->set(this, position, "[run] " + node->op + " '" + *name + "': " + fact);
+}
 
 void* Pool::take(size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
@@ -254,7 +267,8 @@ void Build::refer(void** where, const Tensor& t) {
 void Build::add_step(ggml_tensor* node, const Tensor& out, std::initializer_list<const Tensor*> ins,
                      uint8_t inplace) {
   const auto index = static_cast<int32_t>(steps_.size());
-  Step step{node, out.buffer, {-1, -1, -1}, inplace};
+  Step step{node, out.buffer, {}, inplace};
+  std::fill(std::begin(step.ins), std::end(step.ins), -1);
   buffers_[out.buffer].last = index;
   int i = 0;
   for (const Tensor* x : ins) {
@@ -273,6 +287,9 @@ void Build::step(Kernel kernel, Job* job, const Tensor& out, std::initializer_li
       ggml_custom_4d(context(), GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, kernel, GGML_N_TASKS_MAX, job);
   --tensors_left_;
   ++tensors_used_;
+  job->error = &plan_->error;
+  job->node = node_->node;
+  job->name = &name();
   refer(&job->data[0], out);
   int i = 0;
   uint8_t inplace = 0;
@@ -286,20 +303,46 @@ void Build::step(Kernel kernel, Job* job, const Tensor& out, std::initializer_li
   add_step(node, out, ins, inplace);
 }
 
-Tensor Build::map(Kernel kernel, Tensor out, std::initializer_list<const Tensor*> ins, const MapJob& scalars,
-                  double cost) {
+Tensor Build::map(Block block, DType type, DType made, Tensor out, std::initializer_list<const Tensor*> ins,
+                  const MapJob& numbers, double cost) {
+  if (!block) fail(Code::internal, "[build] " + node_->node->op + " '" + name() + "': no function for its dtype.");
   allocate(out);
   if (out.buffer < 0) return out;
   auto* job = make<MapJob>();
-  *job = scalars;
+  *job = numbers;
+  job->block = block;
   job->loop = broadcast(out, ins);
-  step(kernel, job, out, ins, cost * static_cast<double>(out.count()), true);
+  job->width[0] = static_cast<int64_t>(dtype_bytes(made));
+  job->write = out.dtype == made ? nullptr : converter(made, out.dtype);
+  job->move[0] = converter(made, made);
+  for (const Tensor* x : ins) {
+    const int o = ++job->operands;
+    const DType as = job->condition && o == 1 ? DType::boolean : type;
+    job->width[o] = static_cast<int64_t>(dtype_bytes(as));
+    job->read[o] = x->dtype == as ? nullptr : converter(x->dtype, as);
+    job->move[o] = converter(as, as);
+  }
+  step(map_kernel(), job, out, ins, cost * static_cast<double>(out.count()), true);
+  return out;
+}
+
+Tensor Build::cast(const Tensor& x, DType dtype) {
+  if (x.dtype == dtype) return x;
+  Tensor out = x;
+  out.dtype = dtype;
+  out.pack();
+  allocate(out);
+  if (out.buffer < 0) return out;
+  auto* job = make<CopyJob>();
+  job->convert = converter(x.dtype, dtype);
+  job->loop = broadcast(out, {&x});
+  step(cast_kernel(), job, out, {&x}, 4.0 * static_cast<double>(out.count()), true);
   return out;
 }
 
 void Build::copy_into(Tensor out, const Tensor& x) {
   if (out.buffer < 0) return;
-  auto* job = make<MapJob>();
+  auto* job = make<Job>();
   job->loop = broadcast(out, {&x});
   step(copy_kernel(dtype_bytes(x.dtype)), job, out, {&x}, 2.0 * static_cast<double>(out.count()));
 }
@@ -317,8 +360,8 @@ Tensor Build::fill(Tensor out, Scalar start, Scalar stride) {
   allocate(out);
   if (out.buffer < 0) return out;
   auto* job = make<FillJob>();
-  job->scalar[0] = start;
-  job->scalar[1] = stride;
+  job->start = start;
+  job->step = stride;
   job->loop = broadcast(out, {});
   step(fill_kernel(out.dtype), job, out, {}, static_cast<double>(out.count()));
   return out;
@@ -387,14 +430,25 @@ void Build::start(const int64_t* sizes, size_t limit) {
 
 void Build::add_node(const Resolved& node) {
   node_ = &node;
+  widened_.clear();
+  const Rule& rule = node.row->rule;
   const int32_t id = node.node->outs[0];
-  out_ = shape_of(id);
+  const Tensor wanted = shape_of(id);
+  out_ = wanted;
+  if (rule.widen) {
+    if (rule.type_of_result() == 'T') out_.dtype = compute_type(wanted.dtype);
+    out_.pack();
+    std::vector<Tensor> seen(ins());
+    for (size_t i = 0; i < ins(); ++i)
+      if (has(i)) seen[i] = rule.type_of(i) == 'T' ? cast(in(i), compute_type(in(i).dtype)) : in(i);
+    widened_ = std::move(seen);
+  }
   Tensor result = node.row->build(*this);
   if (result.dtype != out_.dtype || !same_dims(result, out_))
     fail(Code::internal, "[build] " + node.node->op + " '" + name() + "': built " + dims_text(result) + " " +
                              dtype_name(result.dtype) + ", the program says " + dims_text(out_) + " " +
                              dtype_name(out_.dtype) + ".");
-  values_[id] = result;
+  values_[id] = cast(result, wanted.dtype);
 }
 
 // A result is computed where the caller wants it, unless it is (a part of) something else or already given away.
@@ -420,13 +474,13 @@ void Build::add_result(size_t output) {
 // Whether the step's result can take the place of an operand that nothing reads later.
 bool Build::reuse_operand(int32_t index) {
   const Step& step = steps_[index];
-  for (int i = 0; i < kMaxOperands; ++i) {
+  for (int i = 0; i < kMaxData - 1; ++i) {
     if (!(step.inplace >> i & 1) || step.ins[i] < 0) continue;
     Buffer& operand = buffers_[step.ins[i]];
     const bool dies = operand.kind == Buffer::Kind::arena && operand.last == index;
     if (!dies || operand.bytes != buffers_[step.out].bytes) continue;
     bool other_view = false;
-    for (int j = 0; j < kMaxOperands; ++j) other_view |= step.ins[j] == step.ins[i] && !(step.inplace >> j & 1);
+    for (int j = 0; j < kMaxData - 1; ++j) other_view |= step.ins[j] == step.ins[i] && !(step.inplace >> j & 1);
     if (other_view) continue;
     buffers_[step.out].offset = operand.offset;
     operand.last = -1;  // handed over: not freed after this step
@@ -477,7 +531,8 @@ void Build::place_buffers() {
       }
     }
     const Step& step = steps_[i];
-    for (int32_t b : {step.ins[0], step.ins[1], step.ins[2], step.out}) {
+    for (int o = 0; o < kMaxData; ++o) {
+      const int32_t b = o ? step.ins[o - 1] : step.out;
       if (b < 0 || buffers_[b].kind != Buffer::Kind::arena || buffers_[b].last != i) continue;
       buffers_[b].last = -1;
       release(buffers_[b].offset, align(buffers_[b].bytes));

@@ -18,7 +18,8 @@
 namespace keepdim::ggml {
 
 constexpr int kMaxRank = 8;
-constexpr int kMaxOperands = 3;  // of one kernel, the result included; norms take one more
+constexpr int kMaxOperands = 4;  // of a loop, the result included
+constexpr int kMaxData = 8;      // of one kernel, the result included
 
 // A strided view of one buffer. Permute, slice, select and expand are views of any rank, without a copy.
 struct Tensor {
@@ -41,7 +42,7 @@ struct Loop {
   int64_t dims[kMaxRank];
   int64_t strides[kMaxOperands][kMaxRank];  // of the result, then of the operands; in bytes
 
-  void push(int64_t size, int64_t result, int64_t first = 0, int64_t second = 0);
+  void push(int64_t size, int64_t result, int64_t first = 0, int64_t second = 0, int64_t third = 0);
   void merge();  // leaves at least one dim
   int64_t count() const;
 };
@@ -67,23 +68,61 @@ struct Scalar {
   }
 };
 
-// The first wrong index of a run; kernels cannot throw across ggml's threads.
+// What went wrong in a run; kernels cannot throw across ggml's threads. The first step wins, and in it the lowest
+// position, so that the sentence does not depend on the threads.
 struct RunError {
   std::mutex mutex;
-  const struct GatherJob* job = nullptr;
-  int64_t position = 0, index = 0;
+  const void* job = nullptr;
+  int64_t position = 0;
+  std::string sentence;
+
+  void set(const void* failed, int64_t at, const std::string& what);
 };
 
 // What a kernel gets. `data` is patched before a run; the rest is fixed by the build.
 struct Job {
-  void* data[kMaxOperands + 1] = {};  // result, operands
+  void* data[kMaxData] = {};  // result, operands
   Loop loop;
+  RunError* error = nullptr;
+  const Node* node = nullptr;
+  const std::string* name = nullptr;  // of the result
+
+  void fail(int64_t position, const std::string& fact) const;  // "[run] op 'name': fact"
 };
+
+// n elements from one dtype to another, or of the same; strides in bytes.
+using Convert = void (*)(void* y, int64_t y_stride, const void* x, int64_t x_stride, int64_t n);
+Convert converter(DType from, DType to);  // move.cpp
+
+// The type that a dtype is computed in: f32, f64, i64 or i32.
+constexpr DType compute_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32: case DType::f16: case DType::bf16: return DType::f32;
+    case DType::f64: case DType::i64: return dtype;
+    default: return DType::i32;
+  }
+}
+
+// y = f(x…) for n contiguous elements; bit i of `single`: operand i is one element for all.
+struct MapJob;
+using Block = void (*)(const MapJob& job, void* y, const void* const* x, unsigned single, int64_t n);
+
 struct MapJob : Job {
-  Scalar scalar[2];  // the second operand when there is none; or the bounds of clamp
+  Block block = nullptr;
+  int operands = 0;
+  Convert read[kMaxOperands] = {}, write = nullptr;  // nullptr: the dtype is the one computed in
+  Convert move[kMaxOperands] = {};                   // of the result, then of the operands: only the stride differs
+  int64_t width[kMaxOperands] = {};                  // of what the block reads and writes
+  Scalar scalar[2];                                  // numbers of the function
   bool has[2] = {false, false};
+  bool condition = false;  // the first operand is read as bool, whatever the others are
 };
-struct FillJob : MapJob {};  // scalar[0] + i * scalar[1]
+struct CopyJob : Job {
+  Convert convert = nullptr;
+};
+struct FillJob : Job {
+  Scalar start, step;  // start + i * step
+};
 struct ReduceJob : Job {     // `loop` is over what is kept
   Loop inner;                // over what is reduced
   int64_t count = 0;
@@ -96,8 +135,6 @@ struct RowJob : Job {  // softmax and norms: `loop` is over the rows
 struct GatherJob : Job {
   int64_t count = 0, row_bytes = 0, limit = 0;
   bool wide = false;  // 64-bit indices
-  const std::string* name = nullptr;
-  RunError* error = nullptr;
 };
 struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, the result is contiguous
   int64_t m = 0, n = 0, k = 0;
@@ -107,17 +144,12 @@ struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, t
 
 using Kernel = ggml_custom_op_t;
 
-enum class Fn : uint8_t {
-  neg, abs, sqrt, rsqrt, exp, log, sin, cos, tanh, sigmoid, silu, relu, gelu, gelu_tanh, square, cube, reciprocal,
-  add, sub, mul, div, pow, maximum, minimum,
-  sum, mean, amax, amin,
-};
+enum class Fn : uint8_t { sum, mean, amax, amin };
 
-// custom.cpp, move.cpp, rows.cpp, product.cpp; each gives nullptr for a dtype it does not have.
-Kernel map_kernel(Fn fn, DType dtype);     // MapJob, one operand or two
-Kernel clamp_kernel(DType dtype);          // MapJob
-Kernel cast_kernel(DType from, DType to);  // MapJob
-Kernel copy_kernel(size_t width);          // MapJob
+// custom.cpp, move.cpp, reduce.cpp, product.cpp; each gives nullptr for a dtype it does not have.
+Kernel map_kernel();                       // MapJob
+Kernel cast_kernel();                      // CopyJob
+Kernel copy_kernel(size_t width);          // Job
 Kernel fill_kernel(DType dtype);           // FillJob; the result is contiguous
 Kernel reduce_kernel(Fn fn, DType dtype);  // ReduceJob
 Kernel softmax_kernel();                   // RowJob, f32
@@ -125,7 +157,6 @@ Kernel layer_norm_kernel();                // RowJob, f32; rows of x are contigu
 Kernel rms_norm_kernel();                  // RowJob, f32
 Kernel gather_kernel();                    // GatherJob, rows of any dtype
 Kernel product_kernel();                   // ProductJob, f32
-double fn_cost(Fn fn);                     // of one element, in multiply-adds
 
 // Memory for jobs and for ggml's tensors, freed with the plan.
 class Pool {
@@ -176,7 +207,7 @@ struct GgmlPlan final : Plan {
   size_t bytes() const override;
 };
 
-enum class AttrKind : uint8_t { size, sizes, number, text };
+enum class AttrKind : uint8_t { size, sizes, number, flag, text };
 
 struct AttrRule {
   const char* name;
@@ -185,16 +216,20 @@ struct AttrRule {
   bool data = false;  // a dim is read when the plan runs, and is no part of its key
 };
 
-// How the dtypes of operands and result belong together.
-enum class Types : uint8_t { same, any, gather };
 using TypeMask = uint16_t;
 
+// `types` has a letter for each operand (the last serves all that follow), then > and one for the result:
+// T one dtype of `allowed` for all, * any of `allowed`, b bool, i an index (i64 or i32), l i64, m T or bool.
 struct Rule {
   int min_ins, max_ins;  // max -1: any number
   uint8_t optional;      // bit i: operand i may be missing
-  Types types;
+  const char* types;
   TypeMask allowed;
   std::initializer_list<AttrRule> attrs;
+  bool widen = false;  // the row sees T as the type it is computed in; casts stand around it
+
+  char type_of(size_t operand) const;
+  char type_of_result() const;
 };
 
 class Build;
@@ -213,7 +248,7 @@ bool is_data(const std::string& op, const std::string& attr);
 struct Resolved {
   const Row* row;
   const Node* node;
-  const Attr* attrs[4];
+  const Attr* attrs[8];
 };
 std::vector<Resolved> resolve(const Program& program);
 
@@ -227,20 +262,25 @@ class Build {
   // For rows: the node under construction.
   size_t ins() const { return node_->node->ins.size(); }
   bool has(size_t i) const { return i < ins() && node_->node->ins[i] != kNone; }
-  const Tensor& in(size_t i) const { return values_[node_->node->ins[i]]; }
+  const Tensor& in(size_t i) const { return widened_.empty() ? values_[node_->node->ins[i]] : widened_[i]; }
   const Tensor& out() const { return out_; }  // contiguous, no buffer yet
   const std::string& name() const { return program_.values[node_->node->outs[0]].name; }
+  const Rule& rule() const { return node_->row->rule; }
   const Attr* attr(const char* name) const;  // nullptr when it is missing
   int64_t size(const char* name) const { return sizes_[std::get<DimId>(*attr(name))]; }
   std::vector<int64_t> sizes(const char* name) const;
   double number(const char* name) const;
+  bool flag(const char* name) const { return attr(name) && std::get<bool>(*attr(name)); }
   Scalar scalar(const char* name);
   [[noreturn]] void refuse(const std::string& fact) const;
 
   // New results. Each is empty, and adds nothing, when it has no elements.
   Tensor contiguous(const Tensor& x);  // x itself when it is
   Tensor fill(Tensor out, Scalar start, Scalar step);
-  Tensor map(Kernel kernel, Tensor out, std::initializer_list<const Tensor*> ins, const MapJob& scalars, double cost);
+  Tensor cast(const Tensor& x, DType dtype);  // x itself when it has it
+  // `block` computes in `type` and makes elements of `made`.
+  Tensor map(Block block, DType type, DType made, Tensor out, std::initializer_list<const Tensor*> ins,
+             const MapJob& numbers, double cost);
   void copy_into(Tensor out, const Tensor& x);  // `out` has a buffer
   void allocate(Tensor& out);                   // gives it a buffer of its own
   // out[b, i, j] = sum over k of rows[b, i, k] * weight[b, j, k]; out and rows are contiguous.
@@ -250,7 +290,6 @@ class Build {
   T* make() { return plan_->pool.make<T>(); }
   void step(Kernel kernel, Job* job, const Tensor& out, std::initializer_list<const Tensor*> ins, double cost,
             bool elementwise = false);
-  RunError* error() { return &plan_->error; }
 
  private:
   struct Buffer {
@@ -263,7 +302,7 @@ class Build {
   struct Step {
     ggml_tensor* node;
     int32_t out;
-    int32_t ins[kMaxOperands];
+    int32_t ins[kMaxData - 1];
     uint8_t inplace;  // bit i: the result may be written over operand i
   };
   struct Reference {
@@ -294,6 +333,7 @@ class Build {
   std::unique_ptr<GgmlPlan> plan_;
   const Resolved* node_ = nullptr;
   Tensor out_;
+  std::vector<Tensor> widened_;  // the operands, where the row does not see them as they are
   std::vector<Tensor> values_;
   std::vector<Buffer> buffers_;
   std::vector<Step> steps_;

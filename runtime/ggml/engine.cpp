@@ -64,12 +64,9 @@ class GgmlEngine final : public Engine {
     for (const auto& data : plan.data) *data.where = call.sizes[data.dim];
     patch(plan, call);
     compute(plan);
-    if (const GatherJob* job = plan.error.job) {
+    if (plan.error.job) {
       plan.error.job = nullptr;
-      const std::string range =
-          job->limit ? "out of range 0.." + std::to_string(job->limit - 1) : "not in an empty table";
-      fail(Code::invalid_argument, "[run] embedding '" + *job->name + "': index " + std::to_string(plan.error.index) +
-                                       " is " + range + ".");
+      fail(Code::invalid_argument, plan.error.sentence);
     }
   }
 

@@ -1,6 +1,7 @@
 // How kernels walk over strided operands, and the arithmetic that more than one of them needs.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -122,6 +123,37 @@ inline float fast_exp(float x) {
   const int32_t half = e >> 1;
   const auto power = [](int32_t n) { return bits<float>(static_cast<uint32_t>(n + 127) << 23); };
   return p * power(half) * power(e - half);
+}
+
+inline float fast_tanh(float x) {
+  const float t = std::fabs(x), s = x * x;
+  float p = -5.70498872745e-3f;
+  p = p * s + 2.06390887954e-2f;
+  p = p * s - 5.37397155531e-2f;
+  p = p * s + 1.33314422036e-1f;
+  p = p * s - 3.33332819422e-1f;
+  const float small = p * s * x + x;
+  const float large = std::copysign(1.0f - 2.0f / (fast_exp(2.0f * t) + 1.0f), x);
+  return t < 0.625f ? small : large;
+}
+
+inline float fast_erf(float x) {
+  const float t = std::fabs(x), s = x * x;
+  float r = -1.72853470e-5f * t + 3.83197126e-4f;
+  r = r * s + (-3.88396438e-3f * t + 2.42546219e-2f);
+  r = r * t - 1.06777877e-1f;
+  r = r * t - 6.34846687e-1f;
+  r = r * t - 1.28717512e-1f;
+  r = r * t - t;
+  const float large = std::copysign(1.0f - fast_exp(r), x);
+  float q = -5.96761703e-4f;
+  q = q * s + 4.99119423e-3f;
+  q = q * s - 2.67681349e-2f;
+  q = q * s + 1.12819925e-1f;
+  q = q * s - 3.76125336e-1f;
+  q = q * s + 1.28379166e-1f;
+  const float small = q * x + x;
+  return t > 0.927734375f ? large : small;
 }
 
 template <class T>

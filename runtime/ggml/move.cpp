@@ -33,24 +33,27 @@ To convert(From stored) {
 }
 
 template <class From, class To>
+void convert_run(void* to, int64_t sy, const void* from, int64_t sx, int64_t n) {
+  To* y = static_cast<To*>(to);
+  const From* x = static_cast<const From*>(from);
+  if (sy == sizeof(To) && sx == sizeof(From)) {
+    // ggml has the half floats in vectors.
+    if constexpr (std::is_same_v<From, float> && std::is_same_v<To, Half>) ggml_cpu_fp32_to_fp16(x, &y->bits, n);
+    else if constexpr (std::is_same_v<From, Half> && std::is_same_v<To, float>) ggml_cpu_fp16_to_fp32(&x->bits, y, n);
+    else if constexpr (std::is_same_v<From, To>) std::memcpy(y, x, n * sizeof(To));
+    else
+      for (int64_t i = 0; i < n; ++i) y[i] = convert<To>(x[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) *at<To>(y, i * sy) = convert<To>(*at<From>(const_cast<From*>(x), i * sx));
+  }
+}
+
 void cast(ggml_tensor*, int ith, int nth, void* userdata) {
-  const auto& job = *static_cast<const MapJob*>(userdata);
+  const auto& job = *static_cast<const CopyJob*>(userdata);
   const int last = job.loop.rank - 1;
-  const int64_t sy = job.loop.strides[0][last], sx = job.loop.strides[1][last];
   each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
-    To* y = at<To>(job.data[0], offset[0]);
-    From* x = at<From>(job.data[1], offset[1]);
-    if (sy == sizeof(To) && sx == sizeof(From)) {
-      // ggml has the half floats in vectors.
-      if constexpr (std::is_same_v<From, float> && std::is_same_v<To, Half>)
-        ggml_cpu_fp32_to_fp16(x, &y->bits, n);
-      else if constexpr (std::is_same_v<From, Half> && std::is_same_v<To, float>)
-        ggml_cpu_fp16_to_fp32(&x->bits, y, n);
-      else
-        for (int64_t i = 0; i < n; ++i) y[i] = convert<To>(x[i]);
-    } else {
-      for (int64_t i = 0; i < n; ++i) *at<To>(y, i * sy) = convert<To>(*at<From>(x, i * sx));
-    }
+    job.convert(at<char>(job.data[0], offset[0]), job.loop.strides[0][last], at<char>(job.data[1], offset[1]),
+                job.loop.strides[1][last], n);
   });
 }
 
@@ -110,8 +113,8 @@ void fill(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const FillJob*>(userdata);
   T* y = static_cast<T*>(job.data[0]);
   const bool whole = std::is_integral_v<T> && !std::is_same_v<T, bool>;
-  const double start = job.scalar[0].as<double>(), step = job.scalar[1].as<double>();
-  const int64_t first = job.scalar[0].as<int64_t>(), stride = job.scalar[1].as<int64_t>();
+  const double start = job.start.as<double>(), step = job.step.as<double>();
+  const int64_t first = job.start.as<int64_t>(), stride = job.step.as<int64_t>();
   each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
     const int64_t begin = offset[0] / static_cast<int64_t>(sizeof(T));
     for (int64_t i = begin; i < begin + n; ++i) {
@@ -137,18 +140,14 @@ void gather(ggml_tensor*, int ith, int nth, void* userdata) {
       continue;
     }
     std::memset(y, 0, job.row_bytes);
-    std::lock_guard<std::mutex> lock(job.error->mutex);
-    if (!job.error->job || (job.error->job == &job && i < job.error->position)) {
-      job.error->job = &job;
-      job.error->position = i;
-      job.error->index = index;
-    }
+    const std::string range = job.limit ? "out of range 0.." + std::to_string(job.limit - 1) : "not in an empty table";
+    job.fail(i, "index " + std::to_string(index) + " is " + range + ".");
   }
 }
 
 // Calls visit with a value of the storage type of `dtype`.
-template <class Visit>
-Kernel with_type(DType dtype, Visit&& visit) {
+template <class Result, class Visit>
+Result with_type(DType dtype, Visit&& visit) {
   switch (dtype) {
     case DType::f32: return visit(float());
     case DType::f64: return visit(double());
@@ -166,18 +165,20 @@ Kernel with_type(DType dtype, Visit&& visit) {
 
 }  // namespace
 
-Kernel cast_kernel(DType from, DType to) {
-  return with_type(from, [&](auto x) {
-    return with_type(to, [&](auto y) -> Kernel { return cast<decltype(x), decltype(y)>; });
+Convert converter(DType from, DType to) {
+  return with_type<Convert>(from, [&](auto x) {
+    return with_type<Convert>(to, [&](auto y) -> Convert { return convert_run<decltype(x), decltype(y)>; });
   });
 }
+
+Kernel cast_kernel() { return cast; }
 
 Kernel copy_kernel(size_t width) {
   return width == 1 ? copy<uint8_t> : width == 2 ? copy<uint16_t> : width == 4 ? copy<uint32_t> : copy<uint64_t>;
 }
 
 Kernel fill_kernel(DType dtype) {
-  return with_type(dtype, [](auto x) -> Kernel { return fill<decltype(x)>; });
+  return with_type<Kernel>(dtype, [](auto x) -> Kernel { return fill<decltype(x)>; });
 }
 
 Kernel gather_kernel() { return gather; }

@@ -1,0 +1,13 @@
+"""Every op keepdim lowers, a file a family; `table` has what their rows are made of."""
+
+from . import elementwise, index, product, reduce, shape  # noqa: F401  each adds its rows
+from .shape import dim_order_rows
+from .table import ROWS, Args, Row, Shape, Sink, Unsupported, aten, op
+
+__all__ = ["ROWS", "WHOLE", "Args", "Row", "Shape", "Sink", "Unsupported", "dim_order_rows", "op"]
+
+# Composite ops that are better whole than in pieces; they stay so where every use of them is taken.
+WHOLE = (
+    aten.linear.default, aten.matmul.default, aten.softmax.int, aten.layer_norm.default, aten.rms_norm.default,
+    aten.gelu.default, aten.silu.default, aten.embedding.default, aten.rsub.Scalar,
+)  # fmt: skip

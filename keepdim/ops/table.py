@@ -1,0 +1,182 @@
+"""What rows are made of: one row from an exact ATen overload to nodes of a Program.
+
+A row says its Program op and its overloads; `lower=` is for forms that need more than "tensors are operands, the
+rest are attributes". Arguments are bound by the op's schema and every one must be used or have its default: an
+argument can not be dropped. What an engine takes (dtypes, arity) stands in the engine's own row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch._ops import OpOverload
+
+from ..dims import Dim, decide
+from ..program import NONE
+
+aten = torch.ops.aten
+Outs = int | list[int | None]  # value ids; a list for ops that return several tensors
+
+
+class Unsupported(Exception):
+    """Why a node is not taken; the text becomes the reason in the report."""
+
+
+class Shape(NamedTuple):
+    """What a value is: dtype and dims."""
+
+    dtype: str
+    dims: tuple[Dim, ...]
+
+
+class Sink(Protocol):
+    """Where rows put what they make (the frontend's builder)."""
+
+    def shape(self, value: int) -> Shape: ...
+    def emit(self, op: str, ins: Sequence[int], shape: Shape, /, **attrs: Any) -> int: ...
+
+
+class Args:
+    """A call's arguments by schema name; remembers which were used."""
+
+    def __init__(self, bound: dict[str, Any], defaults: dict[str, Any], tensors: list[str]):
+        self._bound, self._defaults, self.tensor_names, self._used = bound, defaults, tensors, set[str]()
+
+    def _take(self, name: str) -> Any:
+        self._used.add(name)
+        return self._bound.get(name, self._defaults.get(name))
+
+    def has(self, name: str) -> bool:
+        return self._bound.get(name) is not None
+
+    def tensor(self, name: str) -> int:
+        """A value id; NONE for a missing optional tensor."""
+        v = self._take(name)
+        return NONE if v is None else v
+
+    def tensors(self, name: str) -> list[int]:
+        return list(self._take(name))
+
+    def dim(self, name: str) -> Dim:
+        v = self._take(name)
+        if not isinstance(v, Dim):
+            raise Unsupported(f"argument {name!r} is {v!r}, not an integer")
+        return v
+
+    def static(self, name: str) -> int:
+        v = self.dim(name).value
+        if v is None:
+            raise Unsupported(f"argument {name!r} must be known before the call")
+        return v
+
+    def dims(self, name: str) -> list[Dim]:
+        v = self._take(name)
+        return [] if v is None else [v] if isinstance(v, Dim) else list(v)
+
+    def plain(self, name: str) -> Any:
+        """A bool, string, float, dtype or None, as it is."""
+        return self._take(name)
+
+    def number(self, name: str) -> Dim | float | None:
+        v = self._take(name)
+        if v is not None and not isinstance(v, (Dim, float, bool)):
+            raise Unsupported(f"argument {name!r} is {v!r}, not a number")
+        return Dim.const(int(v)) if isinstance(v, bool) else v
+
+    def ignore(self, *names: str) -> None:
+        """Arguments that change nothing in inference on the CPU."""
+        self._used.update(names)
+
+    def finish(self) -> None:
+        """Every argument was used or has its default."""
+        for name, v in self._bound.items():
+            if name not in self._used and not _same(v, self._defaults.get(name)):
+                raise Unsupported(f"argument {name!r} = {v} is not handled")
+
+
+def _same(v: Any, default: Any) -> bool:
+    return (v.value if isinstance(v, Dim) else v) == default
+
+
+Lower = Callable[[Sink, str, Args, Any], Outs]  # (sink, op name, args, out shape or list of them) → value ids
+
+
+class Row(NamedTuple):
+    name: str
+    target: OpOverload
+    lower: Lower
+
+
+ROWS: dict[OpOverload, Row] = {}
+
+
+def op(name: str, *targets: OpOverload, lower: Lower | None = None) -> None:
+    """Register one row; a second row for the same overload is an error."""
+    for target in targets:
+        if target in ROWS:
+            raise ValueError(f"two rows for {target}")
+        ROWS[target] = Row(name, target, lower or plain)
+
+
+def plain(b: Sink, name: str, a: Args, out: Shape) -> int:
+    """Tensors are operands in schema order, everything else is an attribute of the same name."""
+    ins = [a.tensor(n) for n in a.tensor_names]
+    attrs = {n: _attr(n, a.plain(n)) for n in a._bound if n not in a.tensor_names and a._bound[n] is not None}
+    return b.emit(name, ins, out, **attrs)
+
+
+def _attr(name: str, v: Any) -> Any:
+    if isinstance(v, list):
+        v = tuple(v)
+    if isinstance(v, (bool, Dim, float, str)) or (isinstance(v, tuple) and all(isinstance(d, Dim) for d in v)):
+        return v
+    raise Unsupported(f"argument {name!r} = {v!r} is no attribute")
+
+
+def cast(b: Sink, value: int, dtype: str) -> int:
+    """The value in another dtype; itself where it has it."""
+    shape = b.shape(value)
+    return value if shape.dtype == dtype else b.emit("cast", [value], Shape(dtype, shape.dims))
+
+
+def reshape(b: Sink, value: int, dims: Sequence[Dim]) -> int:
+    shape = b.shape(value)
+    return value if shape.dims == tuple(dims) else b.emit("reshape", [value], Shape(shape.dtype, tuple(dims)))
+
+
+def broadcast(b: Sink, value: int, out: Shape) -> int:
+    """Check that each size is the result's or 1: which of the two may not depend on the call."""
+    dims = b.shape(value).dims
+    for have, want in zip(reversed(dims), reversed(out.dims), strict=False):
+        if have != want and have.value != 1 and decide(have, "eq", want) is not True:
+            raise Unsupported(f"broadcasting {have} to {want} is not decided by the contract")
+    return cast(b, value, out.dtype)
+
+
+def axis_of(a: Args, name: str, rank: int) -> int:
+    d = a.static(name)
+    return d + max(rank, 1) if d < 0 else d
+
+
+def axes_of(dims: Sequence[Dim], rank: int) -> tuple[Dim, ...]:
+    out = set()
+    for d in dims:
+        if d.value is None:
+            raise Unsupported("a dim argument must be known before the call")
+        out.add(d.value + rank if d.value < 0 else d.value)
+    return tuple(Dim.const(d) for d in sorted(out or range(rank)))
+
+
+PLACEMENT = ("dtype", "layout", "device", "pin_memory")
+
+
+def need_contiguous(a: Args) -> None:
+    """A result in the one layout that a Program has."""
+    order = a._bound.get("dim_order")
+    if order and [d.value for d in order] != list(range(len(order))):
+        raise Unsupported(f"dim order {[str(d) for d in order]} is not contiguous")
+    if a._bound.get("memory_format") not in (None, torch.contiguous_format, torch.preserve_format):
+        raise Unsupported(f"memory format {a._bound['memory_format']} is not contiguous")
+    a.ignore("dim_order", "memory_format")

@@ -1,0 +1,440 @@
+// Rows of elementwise ops. A functor is a template over the type it computes in (map.h); its row names the dtypes.
+#include <cmath>
+#include <limits>
+
+#include "map.h"
+#include "ops.h"
+
+// glibc has these for whole vectors; saying so lets loops over them be vectorised.
+#if defined(__GLIBC__) && defined(__x86_64__) && __GLIBC_PREREQ(2, 35)
+#define KEEPDIM_VECTOR_1(name)                                          \
+  __attribute__((simd("notinbranch"))) float name##f(float) noexcept; \
+  __attribute__((simd("notinbranch"))) double name(double) noexcept;
+#define KEEPDIM_VECTOR_2(name)                                                 \
+  __attribute__((simd("notinbranch"))) float name##f(float, float) noexcept; \
+  __attribute__((simd("notinbranch"))) double name(double, double) noexcept;
+extern "C" {
+KEEPDIM_VECTOR_1(exp) KEEPDIM_VECTOR_1(expm1) KEEPDIM_VECTOR_1(log) KEEPDIM_VECTOR_1(log1p) KEEPDIM_VECTOR_1(log2)
+KEEPDIM_VECTOR_1(log10) KEEPDIM_VECTOR_1(sin) KEEPDIM_VECTOR_1(cos) KEEPDIM_VECTOR_1(tan) KEEPDIM_VECTOR_1(asin)
+KEEPDIM_VECTOR_1(acos) KEEPDIM_VECTOR_1(atan) KEEPDIM_VECTOR_1(sinh) KEEPDIM_VECTOR_1(cosh) KEEPDIM_VECTOR_1(asinh)
+KEEPDIM_VECTOR_1(acosh) KEEPDIM_VECTOR_1(atanh) KEEPDIM_VECTOR_1(tanh) KEEPDIM_VECTOR_1(erf)
+KEEPDIM_VECTOR_2(pow) KEEPDIM_VECTOR_2(atan2)
+}
+#endif
+
+namespace keepdim::ggml {
+namespace {
+
+// ---- functions of one element
+
+template <class T> T exponential(T x) { return std::exp(x); }
+template <> float exponential(float x) { return fast_exp(x); }
+template <class T> T error_function(T x) { return std::erf(x); }
+template <> float error_function(float x) { return fast_erf(x); }
+template <class T> T hyperbolic_tangent(T x) { return std::tanh(x); }
+template <> float hyperbolic_tangent(float x) { return fast_tanh(x); }
+
+#define KEEPDIM_MATH(Name, call) \
+  template <class T> struct Name { T operator()(T x) const { return call(x); } }
+KEEPDIM_MATH(Sqrt, std::sqrt);
+KEEPDIM_MATH(Exp, exponential);
+KEEPDIM_MATH(Expm1, std::expm1);
+KEEPDIM_MATH(Log, std::log);
+KEEPDIM_MATH(Log1p, std::log1p);
+KEEPDIM_MATH(Log2, std::log2);
+KEEPDIM_MATH(Log10, std::log10);
+KEEPDIM_MATH(Sin, std::sin);
+KEEPDIM_MATH(Cos, std::cos);
+KEEPDIM_MATH(Tan, std::tan);
+KEEPDIM_MATH(Asin, std::asin);
+KEEPDIM_MATH(Acos, std::acos);
+KEEPDIM_MATH(Atan, std::atan);
+KEEPDIM_MATH(Sinh, std::sinh);
+KEEPDIM_MATH(Cosh, std::cosh);
+KEEPDIM_MATH(Asinh, std::asinh);
+KEEPDIM_MATH(Acosh, std::acosh);
+KEEPDIM_MATH(Atanh, std::atanh);
+KEEPDIM_MATH(Tanh, hyperbolic_tangent);
+KEEPDIM_MATH(Erf, error_function);
+KEEPDIM_MATH(Ceil, std::ceil);
+KEEPDIM_MATH(Floor, std::floor);
+KEEPDIM_MATH(Round, std::nearbyint);  // halves to even
+KEEPDIM_MATH(Trunc, std::trunc);
+#undef KEEPDIM_MATH
+
+template <class T> struct Neg {
+  T operator()(T x) const {
+    if constexpr (std::is_floating_point_v<T>) return -x;
+    else return wrap(T(0), x, [](auto a, auto b) { return a - b; });
+  }
+};
+template <class T> struct Abs {
+  T operator()(T x) const {
+    if constexpr (std::is_floating_point_v<T>) return std::fabs(x);
+    else return x < 0 ? Neg<T>()(x) : x;
+  }
+};
+template <class T> struct Sign { T operator()(T x) const { return static_cast<T>((x > 0) - (x < 0)); } };
+template <class T> struct Relu { T operator()(T x) const { return x < 0 ? T(0) : x; } };  // keeps a NaN
+template <class T> struct Square { T operator()(T x) const { return x * x; } };
+template <class T> struct Cube { T operator()(T x) const { return x * x * x; } };
+template <class T> struct Reciprocal { T operator()(T x) const { return 1 / x; } };
+template <class T> struct Rsqrt { T operator()(T x) const { return 1 / std::sqrt(x); } };
+template <class T> struct Sigmoid { T operator()(T x) const { return 1 / (1 + exponential(-x)); } };
+template <class T> struct Silu { T operator()(T x) const { return x / (1 + exponential(-x)); } };
+template <class T> struct Gelu {
+  T operator()(T x) const { return T(0.5) * x * (1 + error_function(x * T(0.70710678118654752))); }
+};
+template <class T> struct GeluTanh {
+  T operator()(T x) const {
+    return T(0.5) * x * (1 + hyperbolic_tangent(T(0.79788456080286536) * (x + T(0.044715) * x * x * x)));
+  }
+};
+template <class T> struct Six {  // relu6(x + 3) / 6
+  T operator()(T x) const {
+    const T y = x + 3;
+    return (y < 0 ? T(0) : y > 6 ? T(6) : y) / 6;
+  }
+};
+template <class T> struct Hardswish { T operator()(T x) const { return x * Six<T>()(x); } };
+
+// With numbers of the node: those that `first` and `second` name.
+template <class T> struct LeakyRelu {
+  const T slope;
+  explicit LeakyRelu(const MapJob& job) : slope(job.scalar[0].as<T>()) {}
+  T operator()(T x) const { return x > 0 ? x : x * slope; }
+};
+template <class T> struct Elu {
+  const T alpha;
+  explicit Elu(const MapJob& job) : alpha(job.scalar[0].as<T>()) {}
+  T operator()(T x) const { return x > 0 ? x : alpha * std::expm1(x < 0 ? x : T(0)) + (x != x ? x : T(0)); }
+};
+template <class T> struct Softplus {
+  const T beta, threshold;
+  explicit Softplus(const MapJob& job) : beta(job.scalar[0].as<T>()), threshold(job.scalar[1].as<T>()) {}
+  T operator()(T x) const {
+    const T scaled = x * beta;
+    return scaled > threshold ? x : std::log1p(exponential(scaled)) / beta;
+  }
+};
+template <class T> struct Clamp {
+  T lo, hi;
+  bool nan;
+  explicit Clamp(const MapJob& job) {
+    using Limits = std::numeric_limits<T>;
+    lo = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+    hi = Limits::has_infinity ? Limits::infinity() : Limits::max();
+    if (job.has[0]) lo = job.scalar[0].as<T>();
+    if (job.has[1]) hi = job.scalar[1].as<T>();
+    if (lo != lo || hi != hi) lo = hi = lo != lo ? lo : hi;
+    nan = lo != lo;
+  }
+  T operator()(T v) const {  // a NaN passes through both comparisons
+    v = (v < lo) | nan ? lo : v;
+    return v > hi ? hi : v;
+  }
+};
+
+// ---- functions of two elements
+
+#define KEEPDIM_TWO(Name, expression) \
+  template <class T> struct Name { auto operator()(T a, T b) const { return expression; } }
+KEEPDIM_TWO(AddFn, Add::f(a, b));
+KEEPDIM_TWO(MulFn, Mul::f(a, b));
+KEEPDIM_TWO(SubFn, wrap(a, b, [](auto x, auto y) { return x - y; }));
+KEEPDIM_TWO(DivFn, a / b);
+KEEPDIM_TWO(MaximumFn, Maximum::f(a, b));
+KEEPDIM_TWO(MinimumFn, Minimum::f(a, b));
+KEEPDIM_TWO(Atan2, std::atan2(a, b));
+KEEPDIM_TWO(Eq, a == b);
+KEEPDIM_TWO(Ne, a != b);
+KEEPDIM_TWO(Lt, a < b);
+KEEPDIM_TWO(Le, a <= b);
+KEEPDIM_TWO(Gt, a > b);
+KEEPDIM_TWO(Ge, a >= b);
+KEEPDIM_TWO(And, a & b);
+KEEPDIM_TWO(Or, a | b);
+KEEPDIM_TWO(Xor, a ^ b);
+#undef KEEPDIM_TWO
+
+template <class T> struct Pow {
+  T operator()(T a, T b) const {
+    if constexpr (std::is_floating_point_v<T>) {
+      return std::pow(a, b);
+    } else {
+      if (b < 0) return a == 1 ? 1 : a == -1 ? (b % 2 ? -1 : 1) : 0;
+      T y = 1;
+      for (; b; b >>= 1, a = Mul::f(a, a))
+        if (b & 1) y = Mul::f(y, a);
+      return y;
+    }
+  }
+};
+template <class T> struct Lshift {
+  T operator()(T a, T b) const {
+    constexpr T width = 8 * sizeof(T);
+    return b < 0 || b >= width ? T(0) : static_cast<T>(static_cast<Unsigned<T>>(a) << b);
+  }
+};
+template <class T> struct Rshift {
+  T operator()(T a, T b) const {
+    constexpr T width = 8 * sizeof(T);
+    return a >> (b < 0 || b >= width ? width - 1 : b);
+  }
+};
+
+// Quotients and remainders. Of integers, b is not 0 here: the kernel has reported it.
+template <class T> T quotient(T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) return std::trunc(a / b);
+  else return b == -1 ? Neg<T>()(a) : a / b;
+}
+template <class T> struct DivTrunc { T operator()(T a, T b) const { return quotient(a, b); } };
+template <class T> struct Fmod {
+  T operator()(T a, T b) const {
+    if constexpr (std::is_floating_point_v<T>) return std::fmod(a, b);
+    else return b == -1 ? 0 : a % b;
+  }
+};
+template <class T> struct Remainder {  // with the sign of b
+  T operator()(T a, T b) const {
+    const T r = Fmod<T>()(a, b);
+    return r != 0 && (b < 0) != (r < 0) ? r + b : r;
+  }
+};
+template <class T> struct DivFloor {
+  T operator()(T a, T b) const {
+    if constexpr (std::is_floating_point_v<T>) {
+      if (b == 0) return a / b;
+      const T r = std::fmod(a, b);
+      T q = (a - r) / b;
+      if (r != 0 && (b < 0) != (r < 0)) q -= 1;
+      if (q == 0) return std::copysign(T(0), a / b);
+      const T down = std::floor(q);
+      return q - down > T(0.5) ? down + 1 : down;
+    } else {
+      const T q = quotient(a, b);
+      return Fmod<T>()(a, b) != 0 && (a < 0) != (b < 0) ? q - 1 : q;
+    }
+  }
+};
+
+// Integers have no quotient by 0: that is an error of the call, as in torch.
+template <template <class> class F, class T>
+void divide(const MapJob& job, void* y, const void* const* x, unsigned single, int64_t n) {
+  if constexpr (std::is_integral_v<T>) {
+    const T number = job.has[0] ? job.scalar[0].as<T>() : T(1);
+    const T* b = job.has[0] ? &number : static_cast<const T*>(x[1]);
+    const int64_t count = job.has[0] || single & 2 ? 1 : n;
+    bool zero = false;
+    for (int64_t i = 0; i < count; ++i) zero |= b[i] == 0;
+    if (zero) return std::memset(y, 0, n * sizeof(T)), job.fail(0, "division by zero.");
+  }
+  two<F, T>(job, y, x, single, n);
+}
+
+// ---- rows
+
+struct Blocks {
+  Block f32 = nullptr, f64 = nullptr, i64 = nullptr, i32 = nullptr;
+  Block of(DType type) const {
+    return type == DType::f32 ? f32 : type == DType::f64 ? f64 : type == DType::i64 ? i64 : i32;
+  }
+};
+template <template <class> class F> constexpr Blocks kOneFloat = {one<F, float>, one<F, double>};
+template <template <class> class F>
+constexpr Blocks kOneAny = {one<F, float>, one<F, double>, one<F, int64_t>, one<F, int32_t>};
+template <template <class> class F> constexpr Blocks kTwoFloat = {two<F, float>, two<F, double>};
+template <template <class> class F> constexpr Blocks kTwoInteger = {nullptr, nullptr, two<F, int64_t>, two<F, int32_t>};
+template <template <class> class F>
+constexpr Blocks kTwoAny = {two<F, float>, two<F, double>, two<F, int64_t>, two<F, int32_t>};
+template <template <class> class F>
+constexpr Blocks kDivide = {divide<F, float>, divide<F, double>, divide<F, int64_t>, divide<F, int32_t>};
+
+// Multiply-adds that an element costs, roughly: what decides on threads.
+enum Cost { cheap = 2, medium = 10, dear = 30 };
+
+Tensor map_one(Build& b, const Blocks& blocks, double cost, const MapJob& numbers = {}) {
+  need_fit(b, b.in(0));
+  const DType type = compute_type(b.in(0).dtype);
+  return b.map(blocks.of(type), type, type, b.out(), {&b.in(0)}, numbers, cost);
+}
+
+template <const Blocks& blocks, Cost cost>
+Tensor unary_row(Build& b) {
+  return map_one(b, blocks, cost);
+}
+
+Tensor map_two(Build& b, const Blocks& blocks, double cost, bool truth) {
+  need_fit(b, b.in(0));
+  const DType type = compute_type(b.in(0).dtype), made = truth ? DType::boolean : type;
+  if (b.has(1)) {
+    need_fit(b, b.in(1));
+    return b.map(blocks.of(type), type, made, b.out(), {&b.in(0), &b.in(1)}, {}, cost);
+  }
+  MapJob job;
+  job.scalar[0] = b.scalar("other");
+  job.has[0] = true;
+  return b.map(blocks.of(type), type, made, b.out(), {&b.in(0)}, job, cost);
+}
+
+template <const Blocks& blocks, Cost cost>
+Tensor binary_row(Build& b) {
+  return map_two(b, blocks, cost, false);
+}
+template <const Blocks& blocks>
+Tensor compare_row(Build& b) {
+  return map_two(b, blocks, cheap, true);
+}
+
+// The exponents that models use are products and roots, as in torch.
+Tensor power(Build& b) {
+  if (!b.has(1) && bit(b.out().dtype) & kFloats) {
+    const Scalar exponent = b.scalar("other");
+    const double e = exponent.data ? 0 : exponent.as<double>();
+    if (e == 2) return map_one(b, kOneFloat<Square>, cheap);
+    if (e == 3) return map_one(b, kOneFloat<Cube>, cheap);
+    if (e == 0.5) return map_one(b, kOneFloat<Sqrt>, cheap);
+    if (e == -0.5) return map_one(b, kOneFloat<Rsqrt>, cheap);
+    if (e == -1) return map_one(b, kOneFloat<Reciprocal>, cheap);
+  }
+  return map_two(b, kTwoAny<Pow>, dear, false);
+}
+
+Tensor gelu(Build& b) {
+  const Attr* approximate = b.attr("approximate");
+  const std::string kind = approximate ? std::get<std::string>(*approximate) : "none";
+  if (kind != "none" && kind != "tanh") b.refuse("approximate is '" + kind + "', not 'none' or 'tanh'.");
+  return map_one(b, kind == "tanh" ? kOneFloat<GeluTanh> : kOneFloat<Gelu>, medium);
+}
+
+// A function with up to two numbers, by the names of its attributes.
+template <const Blocks& blocks, Cost cost>
+Tensor with_numbers(Build& b) {
+  MapJob job;
+  int i = 0;
+  for (const AttrRule& rule : b.rule().attrs) {
+    job.has[i] = b.attr(rule.name);
+    if (job.has[i]) job.scalar[i] = b.scalar(rule.name);
+    ++i;
+  }
+  return map_one(b, blocks, cost, job);
+}
+
+// Elements are moved, not computed: any dtype of the width.
+template <class T>
+void choose(const MapJob&, void* out, const void* const* in, unsigned single, int64_t n) {
+  T* y = static_cast<T*>(out);
+  const uint8_t* condition = static_cast<const uint8_t*>(in[0]);
+  const T *a = static_cast<const T*>(in[1]), *b = static_cast<const T*>(in[2]);
+  const T first = *a, second = *b;
+  if (single & 1) {
+    const bool taken = *condition, one_value = single & (taken ? 2 : 4);
+    const T* from = taken ? a : b;
+    return one_value ? (std::fill(y, y + n, *from), void()) : (std::memmove(y, from, n * sizeof(T)), void());
+  }
+  switch (single >> 1) {
+    case 0: for (int64_t i = 0; i < n; ++i) y[i] = condition[i] ? a[i] : b[i]; break;
+    case 1: for (int64_t i = 0; i < n; ++i) y[i] = condition[i] ? first : b[i]; break;
+    case 2: for (int64_t i = 0; i < n; ++i) y[i] = condition[i] ? a[i] : second; break;
+    default: for (int64_t i = 0; i < n; ++i) y[i] = condition[i] ? first : second;
+  }
+}
+
+Tensor where(Build& b) {
+  for (size_t i = 0; i < 3; ++i) need_fit(b, b.in(i));
+  const int64_t width = b.out().width();
+  const Block block = width == 1   ? choose<uint8_t>
+                      : width == 2 ? choose<uint16_t>
+                      : width == 4 ? choose<uint32_t>
+                                   : choose<uint64_t>;
+  MapJob job;
+  job.condition = true;
+  return b.map(block, b.out().dtype, b.out().dtype, b.out(), {&b.in(0), &b.in(1), &b.in(2)}, job, cheap);
+}
+
+constexpr Attrs kApproximate = {{"approximate", AttrKind::text, false}};
+constexpr Attrs kBounds = {{"min", AttrKind::number, false, true}, {"max", AttrKind::number, false, true}};
+constexpr Attrs kSlope = {{"negative_slope", AttrKind::number, true}};
+constexpr Attrs kAlpha = {{"alpha", AttrKind::number, true}};
+constexpr Attrs kSoftplus = {{"beta", AttrKind::number, true}, {"threshold", AttrKind::number, true}};
+
+constexpr Rule binary(TypeMask types) { return {1, 2, 0, "TT>T", types, kOther}; }
+constexpr Rule comparison(TypeMask types) { return {1, 2, 0, "TT>b", types, kOther}; }
+
+constexpr Row kRows[] = {
+    {"neg", unary(kAll), unary_row<kOneAny<Neg>, cheap>},
+    {"abs", unary(kAll), unary_row<kOneAny<Abs>, cheap>},
+    {"sign", unary(kAll), unary_row<kOneAny<Sign>, cheap>},
+    {"relu", unary(kAll), unary_row<kOneAny<Relu>, cheap>},
+    {"reciprocal", unary(kFloats), unary_row<kOneFloat<Reciprocal>, cheap>},
+    {"ceil", unary(kFloats), unary_row<kOneFloat<Ceil>, cheap>},
+    {"floor", unary(kFloats), unary_row<kOneFloat<Floor>, cheap>},
+    {"round", unary(kFloats), unary_row<kOneFloat<Round>, cheap>},
+    {"trunc", unary(kFloats), unary_row<kOneFloat<Trunc>, cheap>},
+    {"sqrt", unary(kFloats), unary_row<kOneFloat<Sqrt>, cheap>},
+    {"rsqrt", unary(kFloats), unary_row<kOneFloat<Rsqrt>, cheap>},
+    {"exp", unary(kFloats), unary_row<kOneFloat<Exp>, medium>},
+    {"expm1", unary(kFloats), unary_row<kOneFloat<Expm1>, medium>},
+    {"log", unary(kFloats), unary_row<kOneFloat<Log>, medium>},
+    {"log1p", unary(kFloats), unary_row<kOneFloat<Log1p>, medium>},
+    {"log2", unary(kFloats), unary_row<kOneFloat<Log2>, medium>},
+    {"log10", unary(kFloats), unary_row<kOneFloat<Log10>, medium>},
+    {"sin", unary(kFloats), unary_row<kOneFloat<Sin>, medium>},
+    {"cos", unary(kFloats), unary_row<kOneFloat<Cos>, medium>},
+    {"tan", unary(kFloats), unary_row<kOneFloat<Tan>, medium>},
+    {"asin", unary(kFloats), unary_row<kOneFloat<Asin>, medium>},
+    {"acos", unary(kFloats), unary_row<kOneFloat<Acos>, medium>},
+    {"atan", unary(kFloats), unary_row<kOneFloat<Atan>, medium>},
+    {"sinh", unary(kFloats), unary_row<kOneFloat<Sinh>, medium>},
+    {"cosh", unary(kFloats), unary_row<kOneFloat<Cosh>, medium>},
+    {"asinh", unary(kFloats), unary_row<kOneFloat<Asinh>, medium>},
+    {"acosh", unary(kFloats), unary_row<kOneFloat<Acosh>, medium>},
+    {"atanh", unary(kFloats), unary_row<kOneFloat<Atanh>, medium>},
+    {"tanh", unary(kFloats), unary_row<kOneFloat<Tanh>, medium>},
+    {"erf", unary(kFloats), unary_row<kOneFloat<Erf>, medium>},
+    {"sigmoid", unary(kFloats), unary_row<kOneFloat<Sigmoid>, medium>},
+    {"silu", unary(kFloats), unary_row<kOneFloat<Silu>, medium>},
+    {"hardsigmoid", unary(kFloats), unary_row<kOneFloat<Six>, cheap>},
+    {"hardswish", unary(kFloats), unary_row<kOneFloat<Hardswish>, cheap>},
+    {"gelu", unary(kFloats, kApproximate), gelu},
+    {"leaky_relu", unary(kFloats, kSlope), with_numbers<kOneFloat<LeakyRelu>, cheap>},
+    {"elu", unary(kFloats, kAlpha), with_numbers<kOneFloat<Elu>, medium>},
+    {"softplus", unary(kFloats, kSoftplus), with_numbers<kOneFloat<Softplus>, medium>},
+    {"clamp", unary(kAll, kBounds), with_numbers<kOneAny<Clamp>, cheap>},
+    {"add", binary(kAll), binary_row<kTwoAny<AddFn>, cheap>},
+    {"sub", binary(kAll), binary_row<kTwoAny<SubFn>, cheap>},
+    {"mul", binary(kAll), binary_row<kTwoAny<MulFn>, cheap>},
+    {"div", binary(kFloats), binary_row<kTwoFloat<DivFn>, cheap>},
+    {"div_floor", binary(kAll), binary_row<kDivide<DivFloor>, medium>},
+    {"div_trunc", binary(kAll), binary_row<kDivide<DivTrunc>, medium>},
+    {"fmod", binary(kAll), binary_row<kDivide<Fmod>, medium>},
+    {"remainder", binary(kAll), binary_row<kDivide<Remainder>, medium>},
+    {"pow", binary(kAll), power},
+    {"atan2", binary(kFloats), binary_row<kTwoFloat<Atan2>, dear>},
+    {"maximum", binary(kAll), binary_row<kTwoAny<MaximumFn>, cheap>},
+    {"minimum", binary(kAll), binary_row<kTwoAny<MinimumFn>, cheap>},
+    {"bitwise_and", binary(kIntegers), binary_row<kTwoInteger<And>, cheap>},
+    {"bitwise_or", binary(kIntegers), binary_row<kTwoInteger<Or>, cheap>},
+    {"bitwise_xor", binary(kIntegers), binary_row<kTwoInteger<Xor>, cheap>},
+    {"bitwise_left_shift", binary(kIntegers), binary_row<kTwoInteger<Lshift>, cheap>},
+    {"bitwise_right_shift", binary(kIntegers), binary_row<kTwoInteger<Rshift>, cheap>},
+    {"eq", comparison(kAll), compare_row<kTwoAny<Eq>>},
+    {"ne", comparison(kAll), compare_row<kTwoAny<Ne>>},
+    {"lt", comparison(kAll), compare_row<kTwoAny<Lt>>},
+    {"le", comparison(kAll), compare_row<kTwoAny<Le>>},
+    {"gt", comparison(kAll), compare_row<kTwoAny<Gt>>},
+    {"ge", comparison(kAll), compare_row<kTwoAny<Ge>>},
+    {"where", {3, 3, 0, "bTT>T", kAll, {}}, where},
+};
+
+}  // namespace
+
+Table map_rows() { return {kRows, std::size(kRows)}; }
+
+// A row [n] added to every row of x [.., n].
+Tensor add_bias(Build& b, const Tensor& x, const Tensor& bias) {
+  Tensor out = x;
+  return b.map(kTwoAny<AddFn>.of(x.dtype), x.dtype, x.dtype, out, {&x, &bias}, {}, cheap);
+}
+
+}  // namespace keepdim::ggml

@@ -1,0 +1,136 @@
+// Rows of products: linear layers, matrix products.
+#include <algorithm>
+
+#include "ops.h"
+
+namespace keepdim::ggml {
+namespace {
+
+Tensor zeros(Build& b) { return b.fill(b.out(), {}, {}); }
+
+// x with the batch dims of `out`; repeated dims have stride 0.
+Tensor expand_batch(const Tensor& x, const Tensor& out) {
+  Tensor y = x;
+  y.rank = out.rank;
+  for (int d = 0; d < out.rank; ++d) {
+    const int own = d - (out.rank - x.rank);
+    const bool matrix = d >= out.rank - 2;
+    y.dims[d] = matrix ? x.dims[own] : out.dims[d];
+    y.strides[d] = matrix || (own >= 0 && x.dims[own] != 1) ? x.strides[own] : 0;
+  }
+  return y;
+}
+
+Tensor transposed(Tensor x) {
+  std::swap(x.dims[x.rank - 1], x.dims[x.rank - 2]);
+  std::swap(x.strides[x.rank - 1], x.strides[x.rank - 2]);
+  return x;
+}
+
+// [..., m, k] @ [..., k, n] + [n] for operands of the same batch, as they lie.
+Tensor product(Build& b, Tensor out, const Tensor& x, const Tensor& y, const Tensor& bias) {
+  b.allocate(out);
+  const int last = out.rank - 1;
+  auto* job = b.make<ProductJob>();
+  job->m = out.dims[last - 1];
+  job->n = out.dims[last];
+  job->k = x.dims[last];
+  job->a_row = x.strides[last - 1];
+  job->a_step = x.strides[last];
+  job->b_step = y.strides[last - 1];
+  job->b_column = y.strides[last];
+  for (int d = 0; d < last - 1; ++d) job->loop.push(out.dims[d], out.strides[d], x.strides[d], y.strides[d]);
+  job->loop.merge();
+  const double cost = static_cast<double>(out.count()) * static_cast<double>(job->k);
+  b.step(product_kernel(), job, out, {&x, &y, &bias}, cost);
+  return out;
+}
+
+// Whether ggml's product is the better one (measured): few rows, so that reading w is what it costs, and w lies
+// as ggml reads it. Its tiles take whole vectors of k and fours of n; else it makes single dot products.
+bool prefers_ggml(const Tensor& w, int64_t rows) {
+  const int64_t k = w.dims[w.rank - 1], n = w.dims[w.rank - 2], width = w.width();
+  const bool lies = (k == 1 || w.strides[w.rank - 1] == width) && (n == 1 || w.strides[w.rank - 2] >= width);
+  return lies && rows < (k % 16 == 0 && n % 4 == 0 ? 32 : 6);
+}
+
+// All rows of x times one w [n, k], plus a bias [n] where there is one.
+Tensor rows_product(Build& b, const Tensor& x, const Tensor& w, const Tensor* bias) {
+  const Tensor& out = b.out();
+  const int64_t n = w.dims[0], k = w.dims[1], m = out.count() / n;
+  if (k == 0 || prefers_ggml(w, m)) {
+    const Tensor y = k == 0 ? zeros(b) : b.mul_mat(out, w, b.contiguous(x), m, Loop());
+    return bias ? add_bias(b, y, *bias) : y;
+  }
+  Tensor rows = b.contiguous(x), flat = out, result = out;
+  rows.rank = flat.rank = 2;
+  rows.dims[0] = flat.dims[0] = m;
+  rows.dims[1] = k;
+  flat.dims[1] = n;
+  rows.pack();
+  flat.pack();
+  result.buffer = product(b, flat, rows, transposed(w), bias ? b.contiguous(*bias) : Tensor()).buffer;
+  return result;
+}
+
+Tensor linear(Build& b) {
+  const Tensor &x = b.in(0), &w = b.in(1), &out = b.out();
+  if (x.rank < 1 || w.rank != 2 || w.dims[1] != x.dims[x.rank - 1])
+    b.refuse("weight " + dims_text(w) + " does not fit input " + dims_text(x) + ".");
+  Tensor expected = x;
+  expected.dims[x.rank - 1] = w.dims[0];
+  if (!same_dims(expected, out)) b.refuse("result " + dims_text(out) + " is not " + dims_text(expected) + ".");
+  if (b.has(2) && (b.in(2).rank != 1 || b.in(2).dims[0] != w.dims[0]))
+    b.refuse("bias " + dims_text(b.in(2)) + " does not fit weight " + dims_text(w) + ".");
+  if (out.count() == 0) return out;
+  return rows_product(b, x, w, b.has(2) ? &b.in(2) : nullptr);
+}
+
+void check_matmul(Build& b) {
+  const Tensor &x = b.in(0), &y = b.in(1), &out = b.out();
+  const std::string pair = dims_text(x) + " and " + dims_text(y);
+  if (x.rank < 2 || y.rank < 2 || x.dims[x.rank - 1] != y.dims[y.rank - 2]) b.refuse(pair + " do not fit.");
+  if (out.rank != std::max(x.rank, y.rank) || out.dims[out.rank - 2] != x.dims[x.rank - 2] ||
+      out.dims[out.rank - 1] != y.dims[y.rank - 1])
+    b.refuse("result " + dims_text(out) + " is not the product of " + pair + ".");
+  for (int d = 0; d + 2 < out.rank; ++d) {
+    const int dx = d - (out.rank - x.rank), dy = d - (out.rank - y.rank);
+    const int64_t nx = dx >= 0 ? x.dims[dx] : 1, ny = dy >= 0 ? y.dims[dy] : 1, n = out.dims[d];
+    if ((nx != n && nx != 1) || (ny != n && ny != 1) || (nx == 1 && ny == 1 && n != 1))
+      b.refuse("the batches of " + pair + " do not broadcast to " + dims_text(out) + ".");
+  }
+}
+
+Tensor matmul(Build& b) {
+  check_matmul(b);
+  const Tensor& out = b.out();
+  if (out.count() == 0) return out;
+  if (b.in(0).dims[b.in(0).rank - 1] == 0) return zeros(b);
+  const Tensor x = expand_batch(b.in(0), out), y = expand_batch(b.in(1), out);
+  Tensor w = transposed(y);  // [..., n, k]
+  const int64_t m = out.dims[out.rank - 2];
+  Loop batch;
+  for (int d = 0; d + 2 < out.rank; ++d) batch.push(out.dims[d], out.strides[d], x.strides[d], w.strides[d]);
+  batch.merge();
+  const bool shared = std::all_of(batch.strides[2], batch.strides[2] + batch.rank, [](int64_t s) { return s == 0; });
+  if (shared && x.contiguous()) {  // one matrix for the whole batch
+    std::copy(w.dims + w.rank - 2, w.dims + w.rank, w.dims);
+    std::copy(w.strides + w.rank - 2, w.strides + w.rank, w.strides);
+    w.rank = 2;
+    return rows_product(b, x, w, nullptr);
+  }
+  // ggml has two dims of batch, and reads contiguous rows.
+  if (x.contiguous() && prefers_ggml(w, m) && batch.rank <= 2) return b.mul_mat(out, w, x, m, batch);
+  return product(b, out, x, y, Tensor());
+}
+
+constexpr Row kRows[] = {
+    {"matmul", {2, 2, 0, "TT>T", kF32, {}}, matmul},
+    {"linear", {2, 3, 4, "TTT>T", kF32, {}}, linear},
+};
+
+}  // namespace
+
+Table product_rows() { return {kRows, std::size(kRows)}; }
+
+}  // namespace keepdim::ggml

@@ -1,0 +1,160 @@
+// Rows that move elements or make them: views, copies, casts, fills.
+#include <algorithm>
+
+#include "ops.h"
+
+namespace keepdim::ggml {
+namespace {
+
+constexpr Attrs kSlice = {kDim, {"start", AttrKind::size, true}, {"step", AttrKind::size, true}};
+constexpr Attrs kSelect = {kDim, {"index", AttrKind::size, true}};
+constexpr Attrs kArange = {{"start", AttrKind::number, true, true}, {"step", AttrKind::number, true}};
+constexpr Attrs kValue = {{"value", AttrKind::number, true, true}};
+
+Tensor cast(Build& b) {
+  const Tensor x = same_shape(b);
+  return x.dtype == b.out().dtype ? x : b.cast(x, b.out().dtype);
+}
+
+// Splits and joins dims without moving data where the strides allow it, as torch's view does.
+bool reshape_view(const Tensor& x, Tensor& out) {
+  int d = x.rank - 1, e = out.rank - 1;
+  while (d >= 0 && e >= 0) {
+    int64_t stride = x.strides[d], have = x.dims[d];
+    while (d > 0 && (x.dims[d - 1] == 1 || x.strides[d - 1] == stride * have)) have *= x.dims[--d];
+    // x's dims from here are one run of `have` elements, `stride` apart
+    int64_t need = 1;
+    for (; e >= 0 && (need < have || out.dims[e] == 1); --e) {
+      out.strides[e] = stride * need;
+      need *= out.dims[e];
+    }
+    if (need != have) return false;
+    --d;
+  }
+  return true;
+}
+
+Tensor reshape(Build& b) {
+  const Tensor& x = b.in(0);
+  Tensor out = b.out();
+  if (x.count() != out.count()) b.refuse(dims_text(x) + " has not the elements of " + dims_text(out) + ".");
+  if (out.count() == 0) return out;
+  Tensor source = x;
+  if (!x.contiguous() && !reshape_view(x, out)) {
+    source = b.contiguous(x);
+    out.pack();
+  }
+  out.buffer = source.buffer;
+  out.offset = source.offset;
+  return out;
+}
+
+Tensor permute(Build& b) {
+  const Tensor& x = b.in(0);
+  const std::vector<int64_t> dims = b.sizes("dims");
+  Tensor out = x;
+  unsigned seen = 0;
+  bool valid = dims.size() == static_cast<size_t>(x.rank);
+  for (size_t i = 0; valid && i < dims.size(); ++i) {
+    valid = dims[i] >= 0 && dims[i] < x.rank && !(seen >> dims[i] & 1);
+    if (!valid) break;
+    seen |= 1u << dims[i];
+    out.dims[i] = x.dims[dims[i]];
+    out.strides[i] = x.strides[dims[i]];
+  }
+  if (!valid) b.refuse("dims are no permutation of " + dims_text(x) + ".");
+  if (!same_dims(out, b.out())) b.refuse("result " + dims_text(b.out()) + " is not " + dims_text(out) + ".");
+  return out;
+}
+
+Tensor expand(Build& b) {
+  const Tensor& x = b.in(0);
+  need_fit(b, x);
+  Tensor out = b.out();
+  if (out.count() == 0) return out;
+  out.buffer = x.buffer;
+  out.offset = x.offset;
+  for (int d = 0; d < out.rank; ++d) {
+    const int own = d - (out.rank - x.rank);
+    out.strides[d] = own >= 0 && x.dims[own] != 1 ? x.strides[own] : 0;
+  }
+  return out;
+}
+
+Tensor slice(Build& b) {
+  const Tensor& x = b.in(0);
+  const int64_t dim = need_dim(b, x), start = b.size("start"), step = b.size("step");
+  Tensor out = x;
+  out.dims[dim] = b.out().rank == x.rank ? b.out().dims[dim] : -1;
+  if (!same_dims(out, b.out())) b.refuse("result " + dims_text(b.out()) + " is no slice of " + dims_text(x) + ".");
+  const int64_t length = out.dims[dim], size = x.dims[dim];
+  const bool bad = start < 0 || start > size || step < 1;
+  if (bad || (length && (start >= size || (length - 1) > (size - 1 - start) / step)))
+    b.refuse(std::to_string(length) + " elements from " + std::to_string(start) + " with step " +
+             std::to_string(step) + " are not in dim " + std::to_string(dim) + " of " + dims_text(x) + ".");
+  if (b.out().count() == 0) return b.out();
+  out.offset += start * x.strides[dim];
+  if (length > 1) out.strides[dim] = x.strides[dim] * step;
+  return out;
+}
+
+Tensor select(Build& b) {
+  const Tensor& x = b.in(0);
+  const int64_t dim = need_dim(b, x), index = b.size("index");
+  if (index < 0 || index >= x.dims[dim])
+    b.refuse("index " + std::to_string(index) + " is not in dim " + std::to_string(dim) + " of " + dims_text(x) +
+             ".");
+  Tensor out = x;
+  out.rank = x.rank - 1;
+  std::copy(x.dims + dim + 1, x.dims + x.rank, out.dims + dim);
+  std::copy(x.strides + dim + 1, x.strides + x.rank, out.strides + dim);
+  if (!same_dims(out, b.out())) b.refuse("result " + dims_text(b.out()) + " is not " + dims_text(out) + ".");
+  if (out.count() == 0) return b.out();
+  out.offset += index * x.strides[dim];
+  return out;
+}
+
+Tensor cat(Build& b) {
+  Tensor out = b.out();
+  const int64_t dim = need_dim(b, out);
+  int64_t total = 0;
+  for (size_t i = 0; i < b.ins(); ++i) {
+    Tensor expected = b.in(i);
+    if (expected.rank == out.rank) {
+      total += expected.dims[dim];
+      expected.dims[dim] = out.dims[dim];
+    }
+    if (!same_dims(expected, out))
+      b.refuse("operand " + dims_text(b.in(i)) + " does not fit result " + dims_text(out) + ".");
+  }
+  if (total != out.dims[dim]) b.refuse("the operands fill " + std::to_string(total) + " of " + dims_text(out) + ".");
+  b.allocate(out);
+  Tensor part = out;
+  for (size_t i = 0; i < b.ins(); ++i) {
+    part.dims[dim] = b.in(i).dims[dim];
+    if (part.count()) b.copy_into(part, b.in(i));
+    part.offset += part.dims[dim] * part.strides[dim];
+  }
+  return out;
+}
+
+Tensor arange(Build& b) { return b.fill(b.out(), b.scalar("start"), b.scalar("step")); }
+Tensor full(Build& b) { return b.fill(b.out(), b.scalar("value"), {}); }
+
+constexpr Row kRows[] = {
+    {"cast", {1, 1, 0, "*>*", kAll, {}}, cast},
+    {"reshape", unary(kAll), reshape},
+    {"permute", unary(kAll, kDims), permute},
+    {"expand", unary(kAll), expand},
+    {"slice", unary(kAll, kSlice), slice},
+    {"select", unary(kAll, kSelect), select},
+    {"cat", {1, -1, 0, "T>T", kAll, kDimOnly}, cat},
+    {"arange", source(kAll, kArange), arange},
+    {"full", source(kAll, kValue), full},
+};
+
+}  // namespace
+
+Table shape_rows() { return {kRows, std::size(kRows)}; }
+
+}  // namespace keepdim::ggml
