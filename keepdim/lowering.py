@@ -32,12 +32,13 @@ from .contract import Contract, shape_env_of, to_constraints
 from .dims import Dim
 from .errors import KeepdimError, fail
 from .frontend import Symbols
+from .ops import ROWS
 from .partition import GgmlPartitioner, OpenShapeEnv, graph_modules, keep_open, restore_ranges
 from .program import Program
 from .propagate import settle
 from .signature import CONTRACT_METHOD
 
-# ExecuTorch runs these on sizes, but its check of the Edge dialect does not list them.
+# ExecuTorch runs these on sizes, but its check of the Edge dialect does not list them; nor ops that only we have.
 SIZE_FUNCTIONS = (torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite)
 ENGINES: dict[str, Callable[[dict[str, str]], Partitioner]] = {"ggml": GgmlPartitioner}
 
@@ -118,7 +119,7 @@ def _to_edge(captured: Captured, partitioner: list[Partitioner]) -> Any:
             return to_edge_transform_and_lower(
                 captured.program,
                 partitioner=partitioner,
-                compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=list(SIZE_FUNCTIONS)),
+                compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=[*SIZE_FUNCTIONS, *ROWS]),
             )
         except KeepdimError:
             raise

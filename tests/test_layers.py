@@ -21,7 +21,7 @@ SEES = {
     "program": {"errors", "dims", "contract"},
     "signature": {"errors", "contract"},
     "pte": {"errors", "program", "signature"},
-    "ops": {"dims", "program"},
+    "ops": {"dims", "contract", "program"},
     "passes": {"dims", "program", "ops"},
     "frontend": {"_native", "errors", "dims", "contract", "program", "ops", "passes"},
     "propagate": {"errors", "dims", "contract"},
@@ -31,7 +31,7 @@ SEES = {
     "capture": {"errors", "dims", "contract", "signature", "trials", "rewrite"},
     "lowering": {
         *("errors", "dims", "contract", "program", "signature", "pte"),
-        *("frontend", "propagate", "partition", "capture"),
+        *("ops", "frontend", "propagate", "partition", "capture"),
     },
     "module": {"_native", "errors", "signature", "pte", "capture", "lowering"},
     "demo": {"module"},

@@ -9,5 +9,9 @@ __all__ = ["ROWS", "WHOLE", "Args", "Row", "Shape", "Sink", "Unsupported", "dim_
 # Composite ops that are better whole than in pieces; they stay so where every use of them is taken.
 WHOLE = (
     aten.linear.default, aten.matmul.default, aten.softmax.int, aten.layer_norm.default, aten.rms_norm.default,
-    aten.gelu.default, aten.silu.default, aten.embedding.default, aten.rsub.Scalar,
+    aten.gelu.default, aten.silu.default, aten.embedding.default, aten.rsub.Scalar, aten.hardswish.default,
+    aten.hardsigmoid.default, aten.softplus.default, aten.exp2.default, aten.erfc.default,
+    aten.bitwise_left_shift.Tensor, aten.bitwise_right_shift.Tensor, aten.__lshift__.Scalar, aten.__lshift__.Tensor,
+    aten.__rshift__.Scalar, aten.__rshift__.Tensor, aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor,
 )  # fmt: skip

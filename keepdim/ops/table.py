@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch._ops import OpOverload
 
+from ..contract import DTYPES
 from ..dims import Dim, decide
 from ..program import NONE
 
@@ -133,6 +134,32 @@ def _attr(name: str, v: Any) -> Any:
     if isinstance(v, (bool, Dim, float, str)) or (isinstance(v, tuple) and all(isinstance(d, Dim) for d in v)):
         return v
     raise Unsupported(f"argument {name!r} = {v!r} is no attribute")
+
+
+_KINDS = (("bool",), ("u8", "i8", "i16", "i32", "i64"), ("f16", "bf16", "f32", "f64"))
+_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def _kind(dtype: str) -> int:
+    return next(k for k, names in enumerate(_KINDS) if dtype in names)
+
+
+def promote(b: Sink, *operands: int | Dim | float) -> str:
+    """The dtype that torch computes in: of tensors with dims; of rank-0 ones and numbers where their kind is higher.
+
+    A value id is an int, a number is a Dim (whole) or a float.
+    """
+    found: tuple[str | None, str | None] = (None, None)  # of tensors with dims, of the rest
+    for x in operands:
+        ranked = isinstance(x, int) and len(b.shape(x).dims) > 0
+        dtype = b.shape(x).dtype if isinstance(x, int) else "i64" if isinstance(x, Dim) else "f32"
+        old = found[0] if ranked else found[1]
+        new = dtype if old is None else DTYPES[torch.promote_types(_TORCH[old], _TORCH[dtype])]
+        found = (new, found[1]) if ranked else (found[0], new)
+    first, rest = found
+    if first is None or rest is None or _kind(rest) <= _kind(first):
+        return str(first or rest)
+    return DTYPES[torch.promote_types(_TORCH[first], torch.float32)] if _kind(rest) == 2 else rest
 
 
 def cast(b: Sink, value: int, dtype: str) -> int:

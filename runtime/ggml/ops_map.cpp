@@ -18,6 +18,7 @@ KEEPDIM_VECTOR_1(exp) KEEPDIM_VECTOR_1(expm1) KEEPDIM_VECTOR_1(log) KEEPDIM_VECT
 KEEPDIM_VECTOR_1(log10) KEEPDIM_VECTOR_1(sin) KEEPDIM_VECTOR_1(cos) KEEPDIM_VECTOR_1(tan) KEEPDIM_VECTOR_1(asin)
 KEEPDIM_VECTOR_1(acos) KEEPDIM_VECTOR_1(atan) KEEPDIM_VECTOR_1(sinh) KEEPDIM_VECTOR_1(cosh) KEEPDIM_VECTOR_1(asinh)
 KEEPDIM_VECTOR_1(acosh) KEEPDIM_VECTOR_1(atanh) KEEPDIM_VECTOR_1(tanh) KEEPDIM_VECTOR_1(erf)
+KEEPDIM_VECTOR_1(erfc) KEEPDIM_VECTOR_1(exp2)
 KEEPDIM_VECTOR_2(pow) KEEPDIM_VECTOR_2(atan2)
 }
 #endif
@@ -38,6 +39,7 @@ template <> float hyperbolic_tangent(float x) { return fast_tanh(x); }
   template <class T> struct Name { T operator()(T x) const { return call(x); } }
 KEEPDIM_MATH(Sqrt, std::sqrt);
 KEEPDIM_MATH(Exp, exponential);
+KEEPDIM_MATH(Exp2, std::exp2);
 KEEPDIM_MATH(Expm1, std::expm1);
 KEEPDIM_MATH(Log, std::log);
 KEEPDIM_MATH(Log1p, std::log1p);
@@ -56,6 +58,7 @@ KEEPDIM_MATH(Acosh, std::acosh);
 KEEPDIM_MATH(Atanh, std::atanh);
 KEEPDIM_MATH(Tanh, hyperbolic_tangent);
 KEEPDIM_MATH(Erf, error_function);
+KEEPDIM_MATH(Erfc, std::erfc);
 KEEPDIM_MATH(Ceil, std::ceil);
 KEEPDIM_MATH(Floor, std::floor);
 KEEPDIM_MATH(Round, std::nearbyint);  // halves to even
@@ -374,6 +377,7 @@ constexpr Row kRows[] = {
     {"sqrt", unary(kFloats), unary_row<kOneFloat<Sqrt>, cheap>},
     {"rsqrt", unary(kFloats), unary_row<kOneFloat<Rsqrt>, cheap>},
     {"exp", unary(kFloats), unary_row<kOneFloat<Exp>, medium>},
+    {"exp2", unary(kFloats), unary_row<kOneFloat<Exp2>, medium>},
     {"expm1", unary(kFloats), unary_row<kOneFloat<Expm1>, medium>},
     {"log", unary(kFloats), unary_row<kOneFloat<Log>, medium>},
     {"log1p", unary(kFloats), unary_row<kOneFloat<Log1p>, medium>},
@@ -392,6 +396,7 @@ constexpr Row kRows[] = {
     {"atanh", unary(kFloats), unary_row<kOneFloat<Atanh>, medium>},
     {"tanh", unary(kFloats), unary_row<kOneFloat<Tanh>, medium>},
     {"erf", unary(kFloats), unary_row<kOneFloat<Erf>, medium>},
+    {"erfc", unary(kFloats), unary_row<kOneFloat<Erfc>, medium>},
     {"sigmoid", unary(kFloats), unary_row<kOneFloat<Sigmoid>, medium>},
     {"silu", unary(kFloats), unary_row<kOneFloat<Silu>, medium>},
     {"hardsigmoid", unary(kFloats), unary_row<kOneFloat<Six>, cheap>},

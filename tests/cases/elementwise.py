@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import torch
@@ -50,14 +51,7 @@ for _name, _f in (("add", operator.add), ("sub", operator.sub), ("mul", operator
     case(_name, _f, x="n 64", y="n 64", n=N)
     case(_name, lambda x, f=_f: f(x, 1.5), "float", x="n 64", n=N)
     case(_name, lambda x, f=_f: f(x, 3), "int", x="n 64", n=N)
-    case(
-        _name,
-        lambda x, f=_f: f(2, x),
-        "left number",
-        x="f32 >0: n 8",
-        n=N,
-        remaining="" if _name != "div" else "reciprocal",
-    )
+    case(_name, lambda x, f=_f: f(2, x), "left number", x="f32 >0: n 8", n=N)
     case(_name, lambda x, f=_f: f(x, x.size(0)), "size", x="n 8", n=N)
     case(_name, _f, "outer", x="n 1", y="1 m", n=N, m=B)
     case(_name, _f, "nan", x="f32 nan: n 8", y="8", n=N)
@@ -112,4 +106,114 @@ case("clamp", lambda x: x.clamp(0, x.size(0)), "i64", x="i64: n 8", n=N)
 case("clamp", lambda x: x.clamp(0.5, 2.5), "i64 to f32", x="i64: n 8", n=N)
 case("clamp", lambda x: x.clamp(-1, 1), "nan", x="f32 nan: n 8", n=N)
 case("clamp", lambda x: x.clamp(1, -1), "min above max", x="n 8", n=N)
-case("clamp", F.relu6, "relu6", x="n 8", n=N, remaining="no row for aten.hardtanh.default")
+case("clamp", F.relu6, "relu6", x="n 8", n=N)
+
+# ---------------------------------------------------------------- functions
+family("functions")
+for _f in (torch.erf, torch.erfc, torch.expm1, torch.exp2, torch.tan, torch.atan, torch.sinh, torch.cosh, torch.asinh):
+    case(_f.__name__, _f, x="n 64", n=N)
+    case(_f.__name__, _f, "nan", x="f32 nan: n 8", n=N)
+for _f in (torch.ceil, torch.floor, torch.round, torch.trunc, torch.sign, F.hardswish, F.hardsigmoid):
+    case(_f.__name__, lambda x, f=_f: f(x * 3), x="n 64", n=N)
+    case(_f.__name__, _f, "nan", x="f32 nan: n 8", n=N)
+for _f in (torch.log1p, torch.log2, torch.log10, torch.reciprocal):
+    case(_f.__name__, _f, x="f32 >0: n 64", n=N)
+    case(_f.__name__, _f, "nan", x="f32 nan: n 8", n=N)
+family("functions of a part")
+for _f in (torch.asin, torch.acos, torch.atanh):
+    case(_f.__name__, lambda x, f=_f: f(torch.tanh(x)), x="n 64", n=N)
+    case(_f.__name__, _f, "outside", x="f32 nan: n 8", n=N)
+case("acosh", lambda x: torch.acosh(x + 1), x="f32 >0: n 64", n=N)
+case("round", lambda x: torch.round(x / 2), "halves to even", x="i64: n 64", n=N)
+case("round", torch.round, "i64", x="i64 big: n 64", n=N)
+case("sign", torch.sign, "i64", x="i64: n 64", n=N)
+case("leaky_relu", F.leaky_relu, x="f32 nan: n 8", n=N)
+case("elu", lambda x: F.elu(x, 0.7), x="f32 nan: n 8", n=N)
+case("elu", F.selu, "selu", x="n 8", n=N)
+case("softplus", lambda x: F.softplus(x * 9, 0.8, 15), x="n 64", n=N)
+case("softplus", F.softplus, "nan", x="f32 nan: n 8", n=N)
+case("maximum", torch.clamp, "clamp by tensors", x="n 8", y="1 8", z="n 1", n=N)
+case("atan2", torch.atan2, x="n 8", y="8", n=N)
+case("atan2", torch.atan2, "nan", x="f32 nan: n 8", y="f32 nan: n 8", n=N)
+case("pow", lambda x: 2**x, "of a number", x="n 8", n=N)
+case("pow", lambda x: 3**x, "of a number, i64", x="i64 <9: n 8", n=N)
+
+# ---------------------------------------------------------------- quotients
+family("quotients")
+for _mode in ("floor", "trunc"):
+    _divide = functools.partial(torch.div, rounding_mode=_mode)
+    case(f"div_{_mode}", lambda x, y, f=_divide: f(x, y), x="n 64", y="f32 >0: n 64", n=N)
+    case(f"div_{_mode}", lambda x, f=_divide: f(x, -3), "i64", x="i64: n 8", n=N)
+    case(f"div_{_mode}", lambda x, f=_divide: f(x, 7), "i64 above 2**31", x="i64 big: n 8", n=N)
+case("div", lambda x: torch.div(x, 3, rounding_mode=None), "no mode", x="i64: n 8", n=N)
+case("div_floor", lambda x: x // 2, "operator", x="i64: n 8", n=N)
+for _name, _f in (("remainder", torch.remainder), ("fmod", torch.fmod)):
+    case(_name, _f, x="n 64", y="f32 >0: n 64", n=N)
+    case(_name, lambda x, f=_f: f(x, -3), "i64", x="i64: n 8", n=N)
+    case(_name, lambda x, f=_f: f(x * 1e6, 0.7), "large", x="n 64", n=N)
+    case(_name, lambda x, f=_f: f(x, x.size(0)), "a size", x="i64 big: n 8", n=N)
+    case(_name, lambda x, f=_f: f(x, 2.5), "nan", x="f32 nan: n 8", n=N)
+
+# ---------------------------------------------------------------- truths
+family("comparisons")
+for _f in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge):
+    case(_f.__name__, _f, x="n 8", y="n 8", n=N)
+    case(_f.__name__, _f, "broadcast, i64", x="i64: n 8", y="i64: n 1", n=N)
+    case(_f.__name__, lambda x, f=_f: f(x, 0.5), "number", x="f32 nan: n 8", n=N)
+family("comparisons of dtypes")
+case("gt", lambda x: x > 1.5, "i64 by float", x="i64: n 8", n=N)
+case("gt", torch.gt, "i64 by f32", x="i64: n 8", y="n 8", n=N)
+case("lt", lambda x: torch.arange(x.size(0)) < x.size(0) - 2, "by a size", x="n 2", n=N)
+case("eq", torch.eq, "above 2**53", x="i64 big: n", y="i64 big: n", n=N)
+case("eq", lambda x: (x + 2**53) == (x + 2**53 + 1), "one apart above 2**53", x="i64: n", n=N)
+case("eq", torch.logical_not, "not", x="f32 nan: n 8", n=N)
+case("eq", lambda x: ~x, "not bool", x="bool: n 8", n=N)
+case("eq", torch.isinf, "isinf", x="f32 nan: n 8", n=N)
+case("ne", torch.isnan, "isnan", x="f32 nan: n 8", n=N)
+case("bitwise_xor", lambda x: ~x, "not", x="i64 big: n 8", n=N)
+case("bitwise_xor", lambda x: ~x, "not u8", x="u8: n 8", n=N)
+for _name in ("and", "or", "xor"):
+    _f = getattr(torch, f"bitwise_{_name}")
+    case(f"bitwise_{_name}", getattr(torch, f"logical_{_name}"), "logical", x="f32 nan: n 8", y="i64: n 8", n=N)
+    case(f"bitwise_{_name}", _f, "bool", x="bool: n 8", y="bool: 8", n=N)
+    case(f"bitwise_{_name}", _f, x="i64: n 8", y="i64 big: n 8", n=N)
+    case(f"bitwise_{_name}", lambda x, f=_f: f(x, 6), "number", x="i32: n 8", n=N)
+for _name, _f in (("left", operator.lshift), ("right", operator.rshift)):
+    case(f"bitwise_{_name}_shift", _f, x="i64: n 8", y="i64 <70: n 8", n=N)
+    case(f"bitwise_{_name}_shift", lambda x, f=_f: f(x, 2), "number", x="i32: n 8", n=N)
+case("where", torch.where, x="bool: n 8", y="n 8", z="1 8", n=N)
+case("where", lambda c, x: torch.where(c, x, 0.5), "number", x="bool: n 1", y="f32 nan: n 8", n=N)
+case("where", lambda c, x: torch.where(c, 7, x), "i64", x="bool: n", y="i64 big: n", n=N)
+case("where", torch.where, "promoted", x="bool: n 8", y="i64: n 8", z="n 8", n=N)
+case("where", torch.where, "bool", x="bool: n 8", y="bool: 8", z="bool: n 1", n=N)
+case("where", lambda x, m: x.masked_fill(m, -torch.inf), "masked_fill", x="n 8", m="bool: n 1", n=N)
+case("where", torch.where, "rank 6, empty", x="bool: n 1 2 1 1 3", y="2 1 2 1", z="n 1 1 1 2 3", n=N0)
+
+# ---------------------------------------------------------------- dtypes
+for _dtype in ("f64", "f16", "bf16"):
+    family(f"of {_dtype}")
+    for _f in (torch.exp, torch.tanh, F.silu, F.gelu, torch.sqrt, torch.sin, torch.neg, F.relu, torch.erf, torch.log1p):
+        case(_f.__name__, _f, _dtype, x=f"{_dtype} >0: n 24", n=N)
+    for _f in (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.pow, torch.remainder):
+        case(_f.__name__, _f, _dtype, x=f"{_dtype} >0: n 24", y=f"{_dtype} >0: n 1", n=N)
+    case("add", lambda x, y: x + y, f"{_dtype} and f32", x=f"{_dtype}: n 24", y="n 24", n=N)
+    case("add", lambda x, y: x + y, f"{_dtype} and i64", x=f"{_dtype}: n 24", y="i64: 24", n=N)
+    case("clamp", lambda x: x.clamp(-0.3, 0.7), _dtype, x=f"{_dtype} nan: n 8", n=N)
+    case("lt", lambda x: x < 0.3, _dtype, x=f"{_dtype} nan: n 8", n=N)
+    case("where", torch.where, _dtype, x="bool: n 8", y=f"{_dtype} nan: n 8", z=f"{_dtype}: 8", n=N)
+for _dtype in ("i32", "i16", "i8", "u8"):
+    family(f"of {_dtype}")
+    for _f in (torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, torch.eq, torch.lt, torch.bitwise_and):
+        case(_f.__name__, _f, f"of {_dtype}", x=f"{_dtype} <100: n 24", y=f"{_dtype} <100: n 1", n=N)
+    case("add", lambda x, y: x + y, f"{_dtype} and bool", x=f"{_dtype}: n 24", y="bool: n 24", n=N)
+    case("div_floor", lambda x: x // 7, _dtype, x=f"{_dtype}: n 24", n=N)
+    case("div", lambda x: x / 7, _dtype, x=f"{_dtype}: n 24", n=N)
+    case("sigmoid", torch.sigmoid, _dtype, x=f"{_dtype}: n 24", n=N)
+    case("clamp", lambda x: x.clamp(1, 5), _dtype, x=f"{_dtype}: n 24", n=N)
+family("of bool")
+case("add", torch.add, "bool", x="bool: n 8", y="bool: 8", n=N)
+case("mul", torch.mul, "bool", x="bool: n 8", y="bool: 8", n=N)
+case("add", lambda x: x + 2, "bool and int", x="bool: n 8", n=N)
+case("mul", lambda x: x * 0.5, "bool and float", x="bool: n 8", n=N)
+case("maximum", torch.maximum, "bool", x="bool: n 8", y="bool: 8", n=N)
+case("eq", torch.eq, "bool", x="bool: n 8", y="bool: 8", n=N)

@@ -20,11 +20,14 @@ DTYPES = {
     "f16": torch.float16,
     "bf16": torch.bfloat16,
     "u8": torch.uint8,
+    "i8": torch.int8,
+    "i16": torch.int16,
     "i32": torch.int32,
     "i64": torch.int64,
     "bool": torch.bool,
 }
-NMSE = 1e-7  # of f32; every other dtype is compared exactly
+NMSE = 1e-7  # of f32; integers are compared exactly
+NMSE_OF = {torch.float64: 1e-20, torch.float16: 1e-6, torch.bfloat16: 1e-5}  # a last bit may be rounded the other way
 
 
 @dataclass(frozen=True)
