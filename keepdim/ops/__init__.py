@@ -1,6 +1,6 @@
 """Every op keepdim lowers, a file a family; `table` has what their rows are made of."""
 
-from . import elementwise, index, product, reduce, shape  # noqa: F401  each adds its rows
+from . import attention, elementwise, index, product, reduce, shape  # noqa: F401  each adds its rows
 from .shape import dim_order_rows
 from .table import ROWS, Args, Row, Shape, Sink, Unsupported, aten, op
 
@@ -14,4 +14,5 @@ WHOLE = (
     aten.bitwise_left_shift.Tensor, aten.bitwise_right_shift.Tensor, aten.__lshift__.Scalar, aten.__lshift__.Tensor,
     aten.__rshift__.Scalar, aten.__rshift__.Tensor, aten.masked_fill.Scalar,
     aten.masked_fill.Tensor,
+    aten.scaled_dot_product_attention.default,
 )  # fmt: skip

@@ -141,12 +141,21 @@ struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, t
   int64_t a_row = 0, a_step = 0;     // byte strides of the first operand's m and k
   int64_t b_step = 0, b_column = 0;  // byte strides of the second operand's k and n
 };
+struct AttentionJob : Job {  // `loop` is over the batch and the heads of keys and values; operands q, k, v, mask
+  int64_t group = 1;       // heads of queries for each head of keys
+  int64_t queries = 0, keys = 0, width = 0, value_width = 0;
+  int64_t q_head = 0, q_row = 0, q_step = 0;  // all strides in bytes
+  int64_t k_row = 0, k_step = 0, v_row = 0, v_step = 0, y_head = 0, y_row = 0;
+  int64_t mask_batch[kMaxRank] = {}, mask_head = 0, mask_row = 0, mask_step = 0;
+  float scale = 1;
+  bool causal = false, bool_mask = false;
+};
 
 using Kernel = ggml_custom_op_t;
 
 enum class Fn : uint8_t { sum, mean, amax, amin };
 
-// custom.cpp, move.cpp, reduce.cpp, product.cpp; each gives nullptr for a dtype it does not have.
+// custom.cpp, move.cpp, reduce.cpp, product.cpp, attention.cpp; each gives nullptr for a dtype it does not have.
 Kernel map_kernel();                       // MapJob
 Kernel cast_kernel();                      // CopyJob
 Kernel copy_kernel(size_t width);          // Job
@@ -157,6 +166,7 @@ Kernel layer_norm_kernel();                // RowJob, f32; rows of x are contigu
 Kernel rms_norm_kernel();                  // RowJob, f32
 Kernel gather_kernel();                    // GatherJob, rows of any dtype
 Kernel product_kernel();                   // ProductJob, f32
+Kernel attention_kernel();                 // AttentionJob, f32
 
 // Memory for jobs and for ggml's tensors, freed with the plan.
 class Pool {

@@ -6,6 +6,8 @@
 namespace keepdim::ggml {
 namespace {
 
+constexpr TypeMask kHalfOrSingle = kF32 | bit(DType::f16) | bit(DType::bf16);
+
 Tensor zeros(Build& b) { return b.fill(b.out(), {}, {}); }
 
 // x with the batch dims of `out`; repeated dims have stride 0.
@@ -124,9 +126,85 @@ Tensor matmul(Build& b) {
   return product(b, out, x, y, Tensor());
 }
 
+// ---- attention
+
+void check_attention(Build& b, const Tensor& scores) {
+  const Tensor &q = b.in(0), &k = b.in(1), &v = b.in(2), &out = b.out();
+  const int rank = out.rank;
+  const std::string all = dims_text(q) + ", " + dims_text(k) + " and " + dims_text(v);
+  const auto fits_at = [&](const Tensor& x, int from_end) {  // a size of the batch, or of the heads of keys
+    const int own = x.rank - from_end;
+    const int64_t size = own >= 0 ? x.dims[own] : 1, wanted = out.dims[rank - from_end];
+    return size == 1 || size == wanted || (from_end == 3 && size > 0 && wanted % size == 0);
+  };
+  bool fine = rank >= 2 && q.rank == rank && k.rank >= 2 && v.rank >= 2 && k.rank <= rank && v.rank <= rank;
+  fine = fine && k.dims[k.rank - 1] == q.dims[rank - 1] && k.dims[k.rank - 2] == v.dims[v.rank - 2] &&
+         out.dims[rank - 2] == q.dims[rank - 2] && out.dims[rank - 1] == v.dims[v.rank - 1];
+  for (int d = 3; fine && d <= rank; ++d) fine = q.dims[rank - d] == out.dims[rank - d] && fits_at(k, d) && fits_at(v, d);
+  fine = fine && (k.rank >= 3 ? k.dims[k.rank - 3] : 1) == (v.rank >= 3 ? v.dims[v.rank - 3] : 1);
+  if (!fine) b.refuse(all + " do not fit " + dims_text(out) + ".");
+  if (b.has(3) && !fits(b.in(3), scores))
+    b.refuse("mask " + dims_text(b.in(3)) + " does not broadcast to " + dims_text(scores) + ".");
+}
+
+// The stride of x at a dim of `out`, right-aligned; 0 where it repeats.
+int64_t stride_at(const Tensor& x, const Tensor& out, int d) {
+  const int own = d - (out.rank - x.rank);
+  return own >= 0 && x.dims[own] != 1 ? x.strides[own] : 0;
+}
+
+Tensor attention(Build& b) {
+  const Tensor &q = b.in(0), &k = b.in(1), &v = b.in(2);
+  Tensor out = b.out(), scores = out;
+  const int rank = out.rank, head = rank - 3;
+  if (k.rank >= 2 && rank >= 2) scores.dims[rank - 1] = k.dims[k.rank - 2];
+  check_attention(b, scores);
+  if (out.count() == 0) return out;
+  if (head >= 0) {  // as [.., queries, heads, width]: what follows reads it so
+    out.strides[head] = out.dims[rank - 1] * out.width();
+    out.strides[rank - 2] = out.strides[head] * out.dims[head];
+  }
+  b.allocate(out);
+  auto* job = b.make<AttentionJob>();
+  const int64_t heads = head >= 0 && k.rank >= 3 ? k.dims[k.rank - 3] : 1;
+  job->group = head >= 0 ? out.dims[head] / heads : 1;
+  job->queries = out.dims[rank - 2];
+  job->keys = scores.dims[rank - 1];
+  job->width = q.dims[rank - 1];
+  job->value_width = out.dims[rank - 1];
+  job->q_row = q.strides[rank - 2], job->q_step = q.strides[rank - 1];
+  job->k_row = k.strides[k.rank - 2], job->k_step = k.strides[k.rank - 1];
+  job->v_row = v.strides[v.rank - 2], job->v_step = v.strides[v.rank - 1];
+  job->y_row = out.strides[rank - 2];
+  job->scale = static_cast<float>(b.number("scale"));
+  job->causal = b.flag("causal");
+  Tensor mask;
+  if (b.has(3)) {
+    mask = b.in(3).dtype == DType::boolean ? b.in(3) : b.cast(b.in(3), DType::f32);
+    job->bool_mask = mask.dtype == DType::boolean;
+    job->mask_row = stride_at(mask, scores, rank - 2);
+    job->mask_step = stride_at(mask, scores, rank - 1);
+    for (int d = 0; d <= head; ++d) job->mask_batch[d] = stride_at(mask, scores, d);
+  }
+  for (int d = 0; d < head; ++d)
+    job->loop.push(out.dims[d], out.strides[d], q.strides[d], stride_at(k, out, d), stride_at(v, out, d));
+  if (head >= 0) {
+    job->q_head = q.strides[head], job->y_head = out.strides[head], job->mask_head = job->mask_batch[head];
+    job->loop.push(heads, job->group * job->y_head, job->group * job->q_head, stride_at(k, out, head),
+                   stride_at(v, out, head));
+    job->mask_batch[head] *= job->group;
+  }
+  const double cost = static_cast<double>(scores.count()) * static_cast<double>(job->width + job->value_width);
+  b.step(attention_kernel(), job, out, {&q, &k, &v, &mask}, cost);
+  return out;
+}
+
+constexpr Attrs kAttention = {{"scale", AttrKind::number, true}, {"causal", AttrKind::flag, false}};
+
 constexpr Row kRows[] = {
     {"matmul", {2, 2, 0, "TT>T", kF32, {}}, matmul},
     {"linear", {2, 3, 4, "TTT>T", kF32, {}}, linear},
+    {"sdpa", {3, 4, 8, "TTTm>T", kHalfOrSingle, kAttention, true}, attention},
 };
 
 }  // namespace

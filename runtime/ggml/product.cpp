@@ -1,60 +1,12 @@
 // A matrix product of our own, for what ggml's takes only after copies or slowly: a second operand along n, rows of
 // any length, batches. Panels of the second operand are packed as they are needed, so its strides do not matter.
-#include <utility>
-
-#include "loops.h"
+#include "tile.h"
 
 namespace keepdim::ggml {
 namespace {
 
-// A tile of the result is two vectors wide and as high as the registers allow.
-#ifdef __AVX512F__
-constexpr int kHeight = 12, kVector = 16;
-#else
-constexpr int kHeight = 6, kVector = 8;
-#endif
-constexpr int kWidth = 2 * kVector;
 constexpr int64_t kDepth = 256;  // of a packed panel, which stays in the first cache
 constexpr int64_t kRows = 240;   // of the first operand, which stay in the second; whole tiles
-using Vector = float __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(float)), may_alias));
-
-struct Tile {
-  float* y;
-  int64_t y_pitch;  // in elements
-  const float* start;  // what the products are added to: zeros, the bias or y itself
-  int64_t start_pitch;
-  const char* a;
-  int64_t a_row, a_step;  // in bytes
-  const float* b;
-  int64_t b_step;  // in elements
-  int64_t depth, columns;
-};
-
-// y[r, c] = start[r, c] + sum over k of a[r, k] * b[k, c]. b has kWidth columns, y and start have `columns`.
-template <int height, bool whole>
-void multiply(const Tile& t) {
-  Vector acc[height][2] = {};
-  const size_t row_bytes = (whole ? kWidth : t.columns) * sizeof(float);
-  for (int r = 0; r < height; ++r) std::memcpy(acc[r], t.start + r * t.start_pitch, row_bytes);
-  const char* a = t.a;
-  const float* b = t.b;
-  for (int64_t k = 0; k < t.depth; ++k, a += t.a_step, b += t.b_step) {
-    const Vector b0 = *reinterpret_cast<const Vector*>(b), b1 = *reinterpret_cast<const Vector*>(b + kVector);
-#pragma GCC unroll 16
-    for (int r = 0; r < height; ++r) {
-      const float value = *reinterpret_cast<const float*>(a + r * t.a_row);
-      acc[r][0] += value * b0;
-      acc[r][1] += value * b1;
-    }
-  }
-  for (int r = 0; r < height; ++r) std::memcpy(t.y + r * t.y_pitch, acc[r], row_bytes);
-}
-
-template <bool whole, int... height>
-void multiply_rows(const Tile& tile, int64_t rows, std::integer_sequence<int, height...>) {
-  static constexpr void (*kernels[])(const Tile&) = {multiply<height + 1, whole>...};
-  kernels[rows - 1](tile);
-}
 
 // b[k, c] for depth * kWidth elements, with zeros beyond `columns`.
 void pack(float* panel, const char* b, const ProductJob& job, int64_t depth, int64_t columns) {
@@ -77,7 +29,6 @@ void panel_product(const ProductJob& job, float* y, const char* a, const char* b
   static constexpr float zeros[kWidth] = {};
   // Few rows do not pay for packing what can be read in place.
   const bool direct = columns == kWidth && job.b_column == sizeof(float) && rows.end - rows.begin <= 2 * kHeight;
-  constexpr auto heights = std::make_integer_sequence<int, kHeight>();
   for (int64_t k = 0; k < job.k; k += kDepth) {
     Tile tile;
     tile.depth = std::min(kDepth, job.k - k);
@@ -95,8 +46,8 @@ void panel_product(const ProductJob& job, float* y, const char* a, const char* b
       tile.start_pitch = k ? job.n : 0;
       tile.a = a + r * job.a_row + k * job.a_step;
       const int64_t height = std::min<int64_t>(kHeight, rows.end - r);
-      if (columns == kWidth) multiply_rows<true>(tile, height, heights);
-      else multiply_rows<false>(tile, height, heights);
+      if (columns == kWidth) multiply_rows<2, true>(tile, height);
+      else multiply_rows<2, false>(tile, height);
     }
   }
 }

@@ -1,0 +1,40 @@
+"""Attention."""
+
+from __future__ import annotations
+
+from ..dims import Dim, decide
+from ..program import NONE
+from .table import Args, Shape, Sink, Unsupported, aten, op
+
+
+def _sdpa(b: Sink, name: str, a: Args, out: Shape) -> int:
+    if a.number("dropout_p"):
+        raise Unsupported("dropout is of training")
+    q, k, v, mask = (a.tensor(n) for n in ("query", "key", "value", "attn_mask"))
+    scale = a.number("scale")
+    if scale is None:
+        width = b.shape(q).dims[-1].value
+        if not width:
+            raise Unsupported(f"the default scale of a width {b.shape(q).dims[-1]} is not handled")
+        scale = width**-0.5
+    shared = bool(a.plain("enable_gqa"))
+    for x in (k, v):
+        dims = b.shape(x).dims
+        for d, (have, want) in enumerate(zip(reversed(dims[:-2]), reversed(out.dims[:-2]), strict=False)):
+            _need_fit(have, want, divides=shared and d == 0)
+    if mask != NONE:
+        scores = (*out.dims[:-1], b.shape(k).dims[-2])
+        for have, want in zip(reversed(b.shape(mask).dims), reversed(scores), strict=False):
+            _need_fit(have, want, divides=False)
+    causal = {"causal": True} if a.plain("is_causal") else {}
+    return b.emit(name, [q, k, v] if mask == NONE else [q, k, v, mask], out, scale=scale, **causal)
+
+
+def _need_fit(have: Dim, want: Dim, divides: bool) -> None:
+    if have == want or have.value == 1 or decide(have, "eq", want):
+        return
+    if not (divides and have.value and want.value and want.value % have.value == 0):
+        raise Unsupported(f"broadcasting {have} to {want} is not decided by the contract")
+
+
+op("sdpa", aten.scaled_dot_product_attention.default, lower=_sdpa)

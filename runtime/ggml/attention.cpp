@@ -1,0 +1,263 @@
+// Attention over tiles of keys, with the softmax carried along: the scores are never there as a whole. All tiles are
+// transposed, so that a lane is a query: the largest score and the sum need no step across lanes, and keys and values
+// are read by single elements, as they lie.
+#include <cstdlib>
+#include <limits>
+
+#include "tile.h"
+
+namespace keepdim::ggml {
+namespace {
+
+constexpr int64_t kKeys = 64;   // of a tile, whose scores stay in the first cache
+constexpr int64_t kPanels = 8;  // of kWidth queries, which share one tile of keys and values
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Floats of the calling thread that only grow; nullptr when there is no memory.
+float* scratch(int64_t floats) {
+  struct Free {
+    void operator()(float* data) const { std::free(data); }
+  };
+  static thread_local std::unique_ptr<float, Free> data;
+  static thread_local int64_t size = 0;
+  if (floats > size) {
+    constexpr int64_t line = 64 / sizeof(float);
+    floats = (floats + line - 1) / line * line;
+    data.reset(static_cast<float*>(std::aligned_alloc(64, floats * sizeof(float))));
+    size = data ? floats : 0;
+  }
+  return data.get();
+}
+
+// e^x for x <= 0; what is below the normal numbers becomes 0, a NaN stays one.
+Vector exponential(Vector x) {
+  using Whole = int32_t __attribute__((vector_size(sizeof(Vector))));
+  constexpr float low = -87.0f, shift = 12582912.0f;  // its last bits count in ones
+  const Vector z = x < low ? Vector{} + low : x;
+  const Vector shifted = z * 1.44269504f + shift;
+  const Vector n = shifted - shift;
+  const Vector r = (z - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const Whole power = (bits<Whole>(shifted) << 23) + bits<int32_t>(1.0f);
+  return x < low ? Vector{} : p * bits<Vector>(power);
+}
+
+Vector load(const float* x) { return *reinterpret_cast<const Vector*>(x); }
+void store(float* y, Vector x) { *reinterpret_cast<Vector*>(y) = x; }
+
+// Queries that are computed side by side, one a column. The heads that share keys stand behind each other.
+struct Panel {
+  int columns;
+  float* queries;  // [width, kWidth], scaled
+  float* sum;      // [value_width, kWidth]: of values by their weight
+  float top[kWidth], weight[kWidth];  // the largest score so far, the sum of the weights
+  int64_t limit[kWidth], last;        // keys that a query may see, and the largest of them
+  const char* mask[kWidth];
+};
+
+struct Unit {  // one head of keys and values, some panels of queries
+  const AttentionJob& job;
+  const char *k, *v;
+  int64_t k_row, k_step, v_row, v_step;  // in bytes
+  float* scores;                         // [kKeys, kWidth]
+};
+
+template <int vectors>
+void rows_product(Tile tile, int64_t rows, int64_t a_row) {
+  tile.a_row = a_row;
+  const int64_t tiles = (rows + kHeight - 1) / kHeight;
+  const char* a = tile.a;
+  float* y = tile.y;
+  const float* start = tile.start;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const Span span = share(rows, static_cast<int>(i), static_cast<int>(tiles));
+    tile.a = a + span.begin * a_row;
+    tile.y = y + span.begin * tile.y_pitch;
+    tile.start = start + span.begin * tile.start_pitch;
+    multiply_rows<vectors, true>(tile, span.end - span.begin);
+  }
+}
+
+float mask_value(const AttentionJob& job, const char* at) {
+  return job.bool_mask ? (*at ? 0.0f : -kInfinity) : *reinterpret_cast<const float*>(at);
+}
+
+void add_mask(const Unit& u, const Panel& p, int64_t first, int64_t keys) {
+  const AttentionJob& job = u.job;
+  const int64_t step = job.mask_step, offset = first * step;
+  // Most masks say the same to all queries of a panel, whether they are expanded or written out.
+  const int64_t width = job.bool_mask ? 1 : sizeof(float);
+  bool same = true;
+  for (int c = 1; c < p.columns && same; ++c)
+    same = p.mask[c] == p.mask[0] ||
+           (step == width && std::memcmp(p.mask[c] + offset, p.mask[0] + offset, keys * width) == 0);
+  if (same) {
+    for (int64_t j = 0; j < keys; ++j) {
+      const float value = mask_value(job, p.mask[0] + offset + j * step);
+      float* row = u.scores + j * kWidth;
+      for (int c = 0; c < kWidth; ++c) row[c] += value;
+    }
+    return;
+  }
+  for (int c = 0; c < p.columns; ++c)
+    for (int64_t j = 0; j < keys; ++j)
+      u.scores[j * kWidth + c] += mask_value(job, p.mask[c] + offset + j * step);
+}
+
+// Scores become weights; the sums so far are scaled to the new largest score.
+template <int vectors>
+void weigh(const Unit& u, Panel& p, int64_t keys, bool started) {
+  Vector top[vectors], total[vectors], scale[vectors];
+  for (int v = 0; v < vectors; ++v) top[v] = load(p.top + v * kVector);
+  for (int64_t j = 0; j < keys; ++j)
+    for (int v = 0; v < vectors; ++v) {
+      const Vector score = load(u.scores + j * kWidth + v * kVector);
+      top[v] = score > top[v] ? score : top[v];
+    }
+  bool moved = false;
+  for (int v = 0; v < vectors; ++v) {
+    const Vector before = load(p.top + v * kVector);
+    store(p.top + v * kVector, top[v]);
+    top[v] = top[v] == -kInfinity ? Vector{} : top[v];  // nothing to see yet: all weights are 0
+    scale[v] = exponential(before - top[v]);
+    for (int c = 0; c < kVector; ++c) moved |= scale[v][c] != 1.0f;
+    total[v] = Vector{};
+  }
+  for (int64_t j = 0; j < keys; ++j)
+    for (int v = 0; v < vectors; ++v) {
+      float* at = u.scores + j * kWidth + v * kVector;
+      const Vector weight = exponential(load(at) - top[v]);
+      store(at, weight);
+      total[v] += weight;
+    }
+  for (int v = 0; v < vectors; ++v)
+    store(p.weight + v * kVector, load(p.weight + v * kVector) * scale[v] + total[v]);
+  if (!started || !moved) return;
+  for (int64_t e = 0; e < u.job.value_width; ++e)
+    for (int v = 0; v < vectors; ++v) {
+      float* at = p.sum + e * kWidth + v * kVector;
+      store(at, load(at) * scale[v]);
+    }
+}
+
+template <int vectors>
+void attend(const Unit& u, Panel& p, int64_t first, int64_t keys) {
+  static constexpr float zeros[kWidth] = {};
+  const AttentionJob& job = u.job;
+  rows_product<vectors>({u.scores, kWidth, zeros, 0, u.k, 0, u.k_step, p.queries, kWidth, job.width, kWidth}, keys,
+                        u.k_row);
+  if (job.data[4]) add_mask(u, p, first, keys);
+  for (int c = 0; c < p.columns; ++c)
+    for (int64_t j = std::max<int64_t>(0, p.limit[c] - first); j < keys; ++j) u.scores[j * kWidth + c] = -kInfinity;
+  const bool started = first > 0;
+  weigh<vectors>(u, p, keys, started);
+  rows_product<vectors>({p.sum, kWidth, started ? p.sum : zeros, started ? kWidth : 0, u.v, 0, u.v_row, u.scores,
+                         kWidth, keys, kWidth},
+                        job.value_width, u.v_step);
+}
+
+// A copy without gaps.
+void gather_rows(float* y, const char* x, int64_t rows, int64_t n, int64_t row, int64_t step) {
+  for (int64_t r = 0; r < rows; ++r, y += n, x += row) {
+    if (step == sizeof(float)) std::memcpy(y, x, n * sizeof(float));
+    else for (int64_t i = 0; i < n; ++i) y[i] = *reinterpret_cast<const float*>(x + i * step);
+  }
+}
+
+void start_panel(const AttentionJob& job, Panel& p, Span columns, const char* q, const char* mask) {
+  p.columns = static_cast<int>(columns.end - columns.begin);
+  p.last = 0;
+  for (int c = 0; c < kWidth; ++c) {
+    p.top[c] = -kInfinity;
+    p.weight[c] = 0;
+    const int64_t head = (columns.begin + c) / job.queries, row = (columns.begin + c) % job.queries;
+    const char* from = q + head * job.q_head + row * job.q_row;
+    const bool used = c < p.columns;
+    for (int64_t e = 0; e < job.width; ++e)
+      p.queries[e * kWidth + c] = used ? *reinterpret_cast<const float*>(from + e * job.q_step) * job.scale : 0.0f;
+    p.limit[c] = job.causal && used ? std::min(row + 1, job.keys) : job.keys;
+    if (used) p.last = std::max(p.last, p.limit[c]);
+    p.mask[c] = mask + head * job.mask_head + row * job.mask_row;
+  }
+  if (job.keys == 0) std::fill(p.sum, p.sum + job.value_width * kWidth, 0.0f);
+}
+
+void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* y) {
+  for (int c = 0; c < p.columns; ++c) {
+    const int64_t head = (first + c) / job.queries, row = (first + c) % job.queries;
+    auto* to = reinterpret_cast<float*>(y + head * job.y_head + row * job.y_row);
+    const float scale = p.weight[c] == 0 ? 0.0f : 1.0f / p.weight[c];  // a query that sees nothing gets zeros
+    for (int64_t e = 0; e < job.value_width; ++e) to[e] = p.sum[e * kWidth + c] * scale;
+  }
+}
+
+void run_unit(const AttentionJob& job, Span panels, const int64_t* offset, int64_t mask_offset) {
+  const int64_t count = panels.end - panels.begin, columns = job.group * job.queries;
+  const int64_t of_panel = (job.width + job.value_width) * kWidth;
+  float* room = scratch(count * of_panel + kKeys * (kWidth + job.width + job.value_width));
+  if (!room) return job.fail(0, "there is no memory for its tiles.");
+  float* k_copy = room + count * of_panel + kKeys * kWidth;
+  Unit unit{job, nullptr, nullptr, job.k_row, job.k_step, job.v_row, job.v_step, room + count * of_panel};
+  Panel all[kPanels];
+  int64_t last = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    all[i].queries = room + i * of_panel;
+    all[i].sum = all[i].queries + job.width * kWidth;
+    const int64_t first = (panels.begin + i) * kWidth;
+    start_panel(job, all[i], {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
+                static_cast<const char*>(job.data[4]) + mask_offset);
+    last = std::max(last, all[i].last);
+  }
+  for (int64_t first = 0; first < last; first += kKeys) {
+    const int64_t keys = std::min(kKeys, last - first);
+    unit.k = at<char>(job.data[2], offset[2] + first * job.k_row);
+    unit.v = at<char>(job.data[3], offset[3] + first * job.v_row);
+    if (count > 1) {
+      float* v_copy = k_copy + kKeys * job.width;
+      gather_rows(k_copy, unit.k, keys, job.width, job.k_row, job.k_step);
+      gather_rows(v_copy, unit.v, keys, job.value_width, job.v_row, job.v_step);
+      unit.k = reinterpret_cast<char*>(k_copy);
+      unit.v = reinterpret_cast<char*>(v_copy);
+      unit.k_step = unit.v_step = sizeof(float);
+      unit.k_row = job.width * unit.k_step;
+      unit.v_row = job.value_width * unit.v_step;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      if (first >= all[i].last) continue;
+      if (all[i].columns > kVector) attend<2>(unit, all[i], first, keys);
+      else attend<1>(unit, all[i], first, keys);
+    }
+  }
+  for (int64_t i = 0; i < count; ++i)
+    finish_panel(job, all[i], (panels.begin + i) * kWidth, at<char>(job.data[0], offset[0]));
+}
+
+void attention(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const AttentionJob*>(userdata);
+  const int64_t panels = (job.group * job.queries + kWidth - 1) / kWidth, heads = job.loop.count();
+  int64_t parts = (panels + kPanels - 1) / kPanels;
+  if (nth > 1 && heads * parts < 4 * nth)  // too little to share out evenly
+    parts = std::min(panels, std::max(parts, (4 * nth + heads - 1) / heads));
+  Loop loop = job.loop;
+  loop.push(parts, 0);
+  const int64_t work = (job.width + job.value_width) * job.keys * (job.group * job.queries / parts + 1);
+  each_row(loop, work, ith, nth, [&](int64_t position, const int64_t* offset) {
+    int64_t rest = position / parts, mask_offset = 0;
+    for (int d = job.loop.rank - 1; d >= 0; --d) {
+      mask_offset += rest % job.loop.dims[d] * job.mask_batch[d];
+      rest /= job.loop.dims[d];
+    }
+    run_unit(job, share(panels, static_cast<int>(position % parts), static_cast<int>(parts)), offset, mask_offset);
+  });
+}
+
+}  // namespace
+
+Kernel attention_kernel() { return attention; }
+
+}  // namespace keepdim::ggml

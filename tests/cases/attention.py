@@ -1,0 +1,84 @@
+"""Cases of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .table import N0, B, N, case, family
+
+L = (1, 130, 33, 130)  # more than a tile of keys
+M = (2, 70, 9, 70)
+
+
+def sdpa(**more: Any) -> Callable[..., torch.Tensor]:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, *mask, **more)
+
+    return run
+
+
+def heads(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As encoders have it: q, k and v are views of one product, and the result is one again."""
+    q, k, v = (t.unflatten(-1, (3, 8)).transpose(1, 2) for t in x.split(24, -1))
+    return F.scaled_dot_product_attention(q, k, v, mask[:, None, None, :]).transpose(1, 2).flatten(2)
+
+
+def seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The first query sees nothing."""
+    row = torch.full((1, mask.size(-1)), -float("inf"))
+    return F.scaled_dot_product_attention(q, k, v, torch.cat([row, mask[1:]]))
+
+
+family("attention")
+case("sdpa", sdpa(), q="b 2 n 8", k="b 2 n 8", v="b 2 n 8", n=L, b=B)
+case("sdpa", sdpa(), "other lengths", q="b 2 n 8", k="b 2 m 8", v="b 2 m 5", n=L, m=M, b=B)
+case("sdpa", sdpa(scale=0.5), "scale", q="b 2 n 8", k="b 2 n 8", v="b 2 n 8", n=N, b=B)
+case("sdpa", sdpa(is_causal=True), "causal", q="b 2 n 8", k="b 2 n 8", v="b 2 n 8", n=L, b=B)
+case("sdpa", sdpa(is_causal=True), "causal, other lengths", q="2 3 n 8", k="2 3 m 8", v="2 3 m 8", n=L, m=M)
+case("sdpa", sdpa(), "a mask", q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", mask="b 2 n m", n=L, m=M, b=B)
+case("sdpa", sdpa(), "a mask for all", q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", mask="n m", n=L, m=M, b=B)
+case("sdpa", sdpa(), "a mask of keys", q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", mask="b 1 1 m", n=L, m=M, b=B)
+case("sdpa", sdpa(), "a mask of queries", q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", mask="n 1", n=L, m=M, b=B)
+case("sdpa", sdpa(), "a bool mask", q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", mask="bool: b 1 n m", n=L, m=M, b=B)
+case("sdpa", sdpa(), "a bool mask of keys", q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", mask="bool: b 1 1 m", n=L, m=M, b=B)
+case("sdpa", sdpa(), "a mask with infinities", q="n 8", k="m 8", v="m 8", mask="f32 nan: n m", n=N, m=M)
+case("sdpa", seen, "a query that sees nothing", q="n 8", k="m 8", v="m 8", mask="n m", n=L, m=M)
+case("sdpa", sdpa(enable_gqa=True), "shared heads", q="b 6 n 8", k="b 2 m 8", v="b 2 m 8", n=L, m=M, b=B)
+case(
+    "sdpa", sdpa(enable_gqa=True), "shared heads and a mask",
+    q="b 6 n 8", k="b 2 m 8", v="b 2 m 8", mask="b 6 n m", n=N, m=M, b=B,
+)  # fmt: skip
+case(
+    "sdpa",
+    sdpa(enable_gqa=True, is_causal=True),
+    "shared heads, causal",
+    q="b 4 n 8",
+    k="b 2 n 8",
+    v="b 2 n 8",
+    n=L,
+    b=B,
+)
+case("sdpa", sdpa(), "rank 2", q="n 16", k="m 16", v="m 16", n=N, m=M)
+case("sdpa", sdpa(), "rank 3", q="b n 16", k="b m 16", v="b m 16", n=N, m=M, b=B)
+case("sdpa", sdpa(), "rank 5", q="2 b 3 n 4", k="2 b 3 m 4", v="2 b 3 m 4", mask="bool: b 1 n m", n=N, m=M, b=B)
+case("sdpa", sdpa(), "odd", q="b 3 n 7", k="b 3 n 7", v="b 3 n 19", n=L, b=B)
+case("sdpa", sdpa(), "wide", q="2 n 200", k="2 n 200", v="2 n 200", n=L)
+case("sdpa", heads, "of views", x="b n 72", mask="bool: b n", n=L, b=B)
+case("sdpa", sdpa(), "empty", q="b 2 n 8", k="b 2 n 8", v="b 2 n 8", n=N0, b=B)
+case("sdpa", sdpa(), "no queries", q="2 n 8", k="2 m 8", v="2 m 8", n=N0, m=M)
+case("sdpa", sdpa(), "no keys", q="2 m 8", k="2 n 8", v="2 n 8", n=N0, m=M)
+case("sdpa", sdpa(), "nan in queries", q="f32 nan: n 8", k="n 8", v="n 8", n=L)
+case("sdpa", sdpa(), "nan in keys", q="n 8", k="f32 nan: n 8", v="n 8", mask="bool: n n", n=N)
+case("sdpa", sdpa(), "nan in values", q="n 8", k="n 8", v="f32 nan: n 8", n=N)
+case(
+    "sdpa", lambda q, k, v: sdpa()(q, k, v).float(), "f16", nmse=1e-6,  # eager rounds its weights to f16
+    q="f16: 2 n 8", k="f16: 2 n 8", v="f16: 2 n 8", n=N,
+)  # fmt: skip
+case(
+    "sdpa", lambda q, k, v, m: sdpa()(q, k, v, m).float(), "bf16", nmse=2e-5,  # eager rounds its weights to bf16
+    q="bf16: 2 n 8", k="bf16: 2 n 8", v="bf16: 2 n 8", mask="bf16: n n", n=N,
+)  # fmt: skip
