@@ -7,9 +7,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
@@ -19,6 +20,7 @@ from .contract import Contract, Place, Spec, Symbol, dtype_name, shape_env_of, s
 from .dims import Dim, Sym
 from .errors import KeepdimError, fail
 from .ops import ROWS, Args, Shape, Unsupported, dim_order_rows
+from .passes import Lowered
 from .program import NONE, Node, Program, Value, verify
 
 ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
@@ -48,13 +50,6 @@ class Symbols(Mapping[str, Dim]):
         return len({**self.ranges, **self.known})
 
 
-class Lowered(NamedTuple):
-    """A Program and the tensors its const values name."""
-
-    program: Program
-    weights: dict[str, torch.Tensor]
-
-
 def overload(node: FxNode) -> OpOverload | None:
     """The ATen overload behind a node's target, in ATen or Edge dialect."""
     inner = getattr(node.target, "_op", None)  # an Edge op holds the ATen one, an ATen op holds a builtin
@@ -73,14 +68,18 @@ def build(
     outputs: Sequence[Any],
     constants: Mapping[FxNode, torch.Tensor],
     symbols: Mapping[str, Dim],
+    engine: str | None = None,
 ) -> Lowered:
-    """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`."""
+    """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`.
+
+    For an engine it goes through the passes; without one it is what there is to compute, as it was written.
+    """
     b = _Builder(inputs, symbols)
     for node, data in constants.items():
         b.constant(node, data)
     for node in nodes:
         b.node(node)
-    return b.finish(outputs)
+    return b.finish(outputs, engine)
 
 
 def reason(node: FxNode, symbols: Mapping[str, Dim], engine: str) -> str | None:
@@ -107,6 +106,17 @@ def reason(node: FxNode, symbols: Mapping[str, Dim], engine: str) -> str | None:
     except (Unsupported, KeepdimError, _native.Error) as e:
         return str(e)
     return None
+
+
+def takes(engine: str, program: Program) -> bool:
+    """Whether the engine runs this program."""
+    from . import _native
+
+    try:
+        _native.check(engine, program.to_json())
+    except _native.Error:
+        return False
+    return True
 
 
 class _Builder:
@@ -251,8 +261,8 @@ class _Builder:
         self.specs, self.nodes = self.specs + extra, nodes
         return self._program([(spec, shift.get(i, i)) for spec, i in results], solve(places)[0])
 
-    def finish(self, outputs: Sequence[Any]) -> Lowered:
-        """Bind the symbols to the inputs' places, run the passes, verify."""
+    def finish(self, outputs: Sequence[Any], engine: str | None) -> Lowered:
+        """Bind the symbols to the inputs' places, run the passes for an engine, verify."""
         symbols, rest = solve(self.places)
         if rest:
             self._rename(rest)
@@ -264,9 +274,13 @@ class _Builder:
                 f"delegate input {self.specs[p.input].name!r} dim {p.index}",
                 f"its size {p.dim} cannot be solved",
             )
-        program = passes.run(self._program(self._results(outputs), symbols))
-        used = {v.key for v in program.values if v.key}
-        return Lowered(verify(program), {k: w for k, w in self.weights.items() if k in used})
+        program = self._program(self._results(outputs), symbols)
+        if engine is None:
+            return Lowered(verify(passes.drop_dead(program)), self.weights)
+        with unset_fake_temporarily():
+            lowered = passes.run(program, self.weights, lambda p: takes(engine, p))
+        verify(lowered.program)
+        return lowered
 
     def _results(self, outputs: Sequence[Any]) -> list[tuple[Spec, int]]:
         out: list[tuple[Spec, int]] = []
@@ -349,15 +363,15 @@ def constants_of(ep: Any) -> dict[FxNode, torch.Tensor]:
     return out
 
 
-def lower_program(ep: Any, known: Mapping[str, Dim]) -> Lowered:
-    """The Program of a delegate's own ExportedProgram."""
+def lower_program(ep: Any, known: Mapping[str, Dim], engine: str) -> Lowered:
+    """The Program of a delegate's own ExportedProgram, for an engine."""
     constants = constants_of(ep)
     nodes = [n for n in ep.graph.nodes if n.op == "call_function"]
     inputs = [n for n in ep.graph.nodes if n.op == "placeholder" and n not in constants]
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     outputs = list(ep.graph.output_node().args[0])
     try:
-        return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env)))
+        return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine))
     except Unsupported as e:
         fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
 
@@ -374,4 +388,4 @@ def _by_content(lowered: Lowered) -> Lowered:
             weights[keys[name]] = data
     p = lowered.program
     values = tuple(Value(v.name, v.dtype, v.dims, v.kind, keys.get(v.key, "")) for v in p.values)
-    return Lowered(Program(p.contract, values, p.nodes, p.results), weights)
+    return Lowered(replace(p, values=values), weights)

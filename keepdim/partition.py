@@ -59,7 +59,7 @@ class KeepdimGgml(BackendDetails):
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """Program as JSON, weights as named data."""
         spec = next(s for s in compile_specs if s.key == "symbols")
-        lowered = frontend.lower_program(edge_program, decode_symbols(spec.value))
+        lowered = frontend.lower_program(edge_program, decode_symbols(spec.value), GgmlPartitioner.engine)
         store = NamedDataStore()
         for key, data in lowered.weights.items():
             store.add_named_data(key, data, alignment=ALIGNMENT)

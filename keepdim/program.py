@@ -51,6 +51,14 @@ class Region(msgspec.Struct, frozen=True):
     results: tuple[int, ...]
 
 
+class Pass(msgspec.Struct, frozen=True):
+    """A rewrite that made the program what it is: how many nodes it had before and after."""
+
+    name: str
+    before: int
+    after: int
+
+
 class Program(msgspec.Struct, frozen=True):
     """A contract, and the nodes that compute its outputs from its inputs."""
 
@@ -58,6 +66,7 @@ class Program(msgspec.Struct, frozen=True):
     values: tuple[Value, ...]
     nodes: tuple[Node, ...]
     results: tuple[int, ...]  # one per output; NONE where the output is an integer
+    passes: tuple[Pass, ...] = ()  # what was done to it, in order; for people, no engine reads it
 
     # -- reading
     def value(self, i: int) -> Value:
@@ -78,7 +87,12 @@ class Program(msgspec.Struct, frozen=True):
         table = self.contract.table()
         contract = self.contract.to_wire(table)
         body = msgspec.to_builtins(
-            {"values": self.values, "nodes": [_plain(n) for n in self.nodes], "results": self.results},
+            {
+                "values": self.values,
+                "nodes": list(map(_plain, self.nodes)),
+                "results": self.results,
+                "passes": self.passes,
+            },
             enc_hook=table.id,
         )
         return msgspec.json.encode({"version": VERSION, "contract": contract, **body})
@@ -90,10 +104,10 @@ class Program(msgspec.Struct, frozen=True):
         contract, dims = Contract.from_wire(raw["contract"])
         if not all(isinstance(raw.get(k), list) for k in ("values", "nodes", "results")):
             fail("verify", "program", "lacks values, nodes or results")
-        head = {"values": raw["values"], "results": raw["results"], "nodes": [], "contract": None}
+        head = {"values": raw["values"], "results": raw["results"], "passes": raw.get("passes", [])}
         body = convert(head, _Body, dims)
         nodes = tuple(_read_node(n, dims) for n in raw["nodes"])
-        program = verify(Program(contract, body.values, nodes, body.results))
+        program = verify(Program(contract, body.values, nodes, body.results, body.passes))
         _verify_rows(raw["contract"], raw["values"], raw["results"])
         return program
 
@@ -110,6 +124,7 @@ class Program(msgspec.Struct, frozen=True):
 class _Body(msgspec.Struct):
     values: tuple[Value, ...]
     results: tuple[int, ...]
+    passes: tuple[Pass, ...] = ()
 
 
 def _walk(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -200,6 +215,9 @@ def verify(p: Program) -> Program:
         fail("verify", "results", f"are {len(p.results)} for {len(c.outputs)} outputs")
     for r, out in zip(p.results, c.outputs, strict=True):
         _verify_result(p, r, out, defined)
+    for s in p.passes:
+        if not s.name.isidentifier() or not 0 <= min(s.before, s.after) <= max(s.before, s.after) <= INT64_MAX:
+            fail("verify", f"pass {s.name!r}", f"needs a name and two counts ({s.before}, {s.after})")
     return p
 
 
@@ -341,6 +359,7 @@ def _attr_text(v: Attr) -> str:
 
 def _lines(p: Program) -> Iterator[str]:
     yield f"keepdim program {VERSION}"
+    yield from (f"pass {s.name}: {s.before} -> {s.after} nodes" for s in p.passes)
     c = p.contract
     for s in c.symbols:
         src = s.source
@@ -404,6 +423,10 @@ class _TextReader:
         (version,) = self._match(r"keepdim program (\d+)", self._take("keepdim") or "")
         if int(version) != VERSION:
             fail("text", "program", f"format version {version} is not {VERSION}")
+        passes = []
+        while (line := self._take("pass ")) is not None:
+            name, before, after = self._match(r"pass (\w+): (\d+) -> (\d+) nodes", line)
+            passes.append(Pass(name, int(before), int(after)))
         raw_symbols = []
         while (line := self._take("symbol ")) is not None:
             s = self._match(
@@ -432,7 +455,7 @@ class _TextReader:
         nodes = self._nodes()
         outputs, results = self._outputs()
         contract = Contract(tuple(self.symbols), tuple(self.inputs), tuple(constraints), tuple(outputs))
-        return Program(contract, tuple(self.values), nodes, tuple(results))
+        return Program(contract, tuple(self.values), nodes, tuple(results), tuple(passes))
 
     def _value(self, v: Value) -> int:
         self.ids[v.name] = len(self.inputs) + len(self.values)

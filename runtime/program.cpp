@@ -289,6 +289,7 @@ class ProgramReader {
       }
     }
     read_results(list(j, "results", "program"));
+    if (j.contains("passes")) check_passes(list(j, "passes", "program"));
   }
 
  private:
@@ -417,6 +418,16 @@ class ProgramReader {
       if (value.dtype != spec.dtype || value.dims != spec.dims) {
         refuse(subject, quote(value.name) + " differs in dtype or dims from output " + quote(spec.name) + ".");
       }
+    }
+  }
+
+  // What was done to the program, for people: checked, since a file is right as a whole, and not kept.
+  void check_passes(const Json& all) {
+    for (const Json& j : all) {
+      const std::string& name = string(j, "name", "pass");
+      const std::string subject = "pass " + quote(name);
+      if (!is_identifier(name) || integer(j, "before", subject) < 0 || integer(j, "after", subject) < 0)
+        refuse(subject, "needs a name and two counts.");
     }
   }
 

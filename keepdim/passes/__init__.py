@@ -1,0 +1,69 @@
+"""Rewrites of Programs, each a named function Program → Program that keeps the contract and the numbers.
+
+`run` applies them in order and writes into the Program how many nodes each left. Fusing is by what the engine offers: a
+node that it does not take is not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from ..program import Pass, Program
+from .attention import fuse_sdpa
+from .clean import fold_scalars, merge_common, remove_casts, remove_noops, unflatten
+from .fold import fold_constants
+from .fuse import fuse_layer_norm, fuse_linear, fuse_rms_norm, fuse_rope, fuse_swiglu
+from .graph import Takes, anything, drop_dead
+
+__all__ = ["PASSES", "Lowered", "drop_dead", "fold_constants", "run"]
+
+
+class Lowered(NamedTuple):
+    """A Program and the tensors its const values name."""
+
+    program: Program
+    weights: dict[str, torch.Tensor]
+
+
+Rewrite = Callable[[Program, Takes], Program]
+PASSES: tuple[Rewrite, ...] = (
+    fold_scalars,
+    remove_casts,
+    remove_noops,
+    merge_common,
+    unflatten,
+    fuse_sdpa,
+    fuse_rms_norm,
+    fuse_layer_norm,
+    fuse_swiglu,
+    fuse_rope,
+    fuse_linear,
+    remove_noops,  # of the permutes that fusing adds
+)
+
+
+def run(program: Program, weights: Mapping[str, torch.Tensor], takes: Takes = anything) -> Lowered:
+    """Constants folded, then all passes in order; the Program says what each did."""
+    out = dict(weights)
+
+    def fold(p: Program, _: Takes) -> Program:
+        nonlocal out
+        p, out = fold_constants(p, out)
+        return p
+
+    p, done = program, list[Pass]()
+    steps: list[tuple[str, Rewrite]] = [("drop_dead", drop_dead), ("fold_constants", fold)]
+    for name, f in (*steps, *((f.__name__, f) for f in PASSES)):
+        before = _count(p)
+        p = f(p, takes)
+        done.append(Pass(name, before, _count(p)))
+    used = {v.key for v in p.values}
+    return Lowered(replace(p, passes=tuple(done)), {k: w for k, w in out.items() if k in used})
+
+
+def _count(p: Program) -> int:
+    return sum(1 for _ in p.walk())

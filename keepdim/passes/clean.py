@@ -1,0 +1,165 @@
+"""Rewrites that take away what computes nothing: numbers as operands, casts, copies of shapes, work done twice.
+
+A rewrite here gives the same bits: `x + 0` is kept, because it makes 0 of -0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..dims import Dim
+from ..ops import Shape
+from ..program import Node, Program
+from .graph import COMMUTES, FLOATS, Graph, Made, Takes, anything, rewrite
+
+WHOLE = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
+BINARY = ("add", "mul", "maximum", "minimum", "sub", "div", "pow")
+# dtype → those that hold each of its values
+HOLDS = {
+    "bool": ("u8", "i8", "i16", "i32", "i64", *FLOATS),
+    "u8": ("i16", "i32", "i64", *FLOATS),
+    "i8": ("i16", "i32", "i64", *FLOATS),
+    "i16": ("i32", "i64", "f32", "f64"),
+    "i32": ("i64", "f64"),
+    "i64": (),
+    "f16": ("f32", "f64"),
+    "bf16": ("f32", "f64"),
+    "f32": ("f64",),
+    "f64": (),
+}
+
+
+def fold_scalars(p: Program, takes: Takes = anything) -> Program:
+    """A rank-0 `full`, cast or not, becomes the attribute `other` of the binary op that uses it."""
+
+    def number(g: Graph, i: int) -> Dim | float | None:
+        n = g.by(i, "full", "cast")
+        if n is None or g.dims(i):
+            return None
+        k = n.attrs["value"] if n.op == "full" else number(g, n.ins[0])
+        return k if k is not None and _fits(k, g.dtype(i)) else None
+
+    def rule(g: Graph, n: Node) -> Made:
+        if n.op not in BINARY or len(n.ins) != 2:
+            return None
+        a, b = n.ins
+        for x, y in ((a, b), (b, a)) if n.op in COMMUTES else ((a, b),):
+            if (k := number(g, y)) is not None:
+                return [Node(n.op, (x,), n.outs, {**n.attrs, "other": k})]
+        return None
+
+    return rewrite(p, rule, takes)
+
+
+def _fits(number: Dim | float, dtype: str) -> bool:
+    """Whether the dtype holds the number as it is."""
+    if dtype in FLOATS:
+        return True
+    if dtype not in WHOLE or not isinstance(number, Dim):
+        return False
+    lo, hi = number.bounds
+    return lo is not None and hi is not None and -(2 ** (WHOLE[dtype] - 1)) <= lo and hi < 2 ** (WHOLE[dtype] - 1)
+
+
+def remove_casts(p: Program, takes: Takes = anything) -> Program:
+    """A cast to the dtype it has; a cast of a cast through a dtype that loses nothing."""
+
+    def rule(g: Graph, n: Node) -> Made:
+        if n.op != "cast":
+            return None
+        x, to = n.ins[0], g.dtype(n.outs[0])
+        if g.dtype(x) == to:
+            return x
+        inner = g.by(x, "cast")
+        if inner is None or g.dtype(x) not in HOLDS[g.dtype(inner.ins[0])]:
+            return None
+        source = g.dtype(inner.ins[0])
+        if source == to:
+            return inner.ins[0]
+        # A number that the integer does not hold comes out differently from a float and from an integer.
+        if to in ("u8", *WHOLE) and to not in HOLDS[source] and (g.dtype(x) in FLOATS or source in FLOATS):
+            return None
+        return [Node("cast", inner.ins, n.outs)]
+
+    return rewrite(p, rule, takes)
+
+
+def remove_noops(p: Program, takes: Takes = anything) -> Program:
+    """Arithmetic with a neutral number, views of everything, and a view of a view as one."""
+
+    def rule(g: Graph, n: Node) -> Made:
+        if not n.ins or n.regions:
+            return None
+        x, out = n.ins[0], n.outs[0]
+        if (same := _neutral(g, n)) is not None:
+            return same
+        if n.op in ("reshape", "expand"):
+            inner = g.by(x, n.op)
+            source = x if inner is None else inner.ins[0]
+            if g.shape(source) == g.shape(out):
+                return source
+            return [Node(n.op, (source,), n.outs)] if inner is not None else None
+        if n.op == "permute":
+            inner = g.by(x, "permute")
+            order = [d.value for d in n.attrs["dims"]]
+            if inner is not None:
+                x, order = inner.ins[0], [inner.attrs["dims"][d].value for d in order]
+            if order == sorted(order):
+                return x
+            return [Node("permute", (x,), n.outs, {"dims": tuple(map(Dim.const, order))})] if inner else None
+        whole = n.op == "slice" and n.attrs["start"] == 0 and n.attrs["step"] == 1
+        return x if (whole or (n.op == "cat" and len(n.ins) == 1)) and g.shape(x) == g.shape(out) else None
+
+    return rewrite(p, rule, takes)
+
+
+def _neutral(g: Graph, n: Node) -> int | None:
+    """The operand that a number leaves as it is, -0, infinities and NaN too."""
+    found = g.with_number(n, "mul", "div", "pow", "sub")
+    if found is None:
+        return None
+    x, k = found
+    return x if (k == 0 and math.copysign(1, k) > 0 if n.op == "sub" else k == 1) else None
+
+
+def merge_common(p: Program, takes: Takes = anything) -> Program:
+    """Two nodes that do the same become one. What reads state is left alone: it may change between them."""
+    seen: dict[Any, int] = {}
+
+    def rule(g: Graph, n: Node) -> Made:
+        if len(n.outs) != 1 or n.regions or any(g.values[i].kind == "state" for i in n.ins if i >= 0):
+            return None
+        key = (n.op, n.ins, repr(sorted(n.attrs.items())), g.shape(n.outs[0]))
+        first = seen.setdefault(key, n.outs[0])
+        return first if first != n.outs[0] else None
+
+    return rewrite(p, rule, takes)
+
+
+def unflatten(p: Program, takes: Takes = anything) -> Program:
+    """A product whose leading dims are merged before and split after is the product of the whole tensors."""
+
+    def source(g: Graph, i: int, kept: int, lead: tuple[Dim, ...]) -> int | None:
+        """What is reshaped to `i`, if it has the dims `lead` and then the last `kept` dims of `i`."""
+        n = g.by(i, "reshape")
+        return n.ins[0] if n and g.dims(n.ins[0]) == (*lead, *g.dims(i)[-kept:]) else None
+
+    def rule(g: Graph, n: Node) -> Made:
+        m = g.only(n.ins[0], "matmul", "linear") if n.op == "reshape" else None
+        if m is None:
+            return None
+        kept = 2 if m.op == "matmul" else 1
+        inside, out = g.dims(n.ins[0]), g.dims(n.outs[0])
+        if len(inside) != kept + 1 or len(out) < kept or out[-kept:] != inside[-kept:]:
+            return None
+        x = source(g, m.ins[0], kept, out[:-kept])
+        y = source(g, m.ins[1], kept, out[:-kept]) if m.op == "matmul" else m.ins[1]
+        return [Node(m.op, (x, y, *m.ins[2:]), n.outs, m.attrs)] if x is not None and y is not None else None
+
+    return rewrite(p, rule, takes)
+
+
+def swapped(shape: Shape) -> Shape:
+    """The shape with its last two dims exchanged."""
+    return Shape(shape.dtype, (*shape.dims[:-2], shape.dims[-1], shape.dims[-2]))

@@ -1,0 +1,76 @@
+"""Arithmetic over weights alone is done once, when the program is lowered, by `reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+from msgspec.structs import replace
+
+from .. import reference
+from ..contract import DTYPE_BYTES
+from ..dims import Dim
+from ..program import NONE, Node, Program, Value
+from .graph import drop_dead
+
+SOURCES = ("full", "arange")
+VIEWS = ("reshape", "permute", "expand", "slice", "select")  # cost nothing in a run; a copy would stand in the file
+WITHOUT_COPY = ("full", "permute", "expand", "slice", "select")
+SMALL = 1 << 16  # bytes; what is larger than its operands and this is quicker to make than to read from a file
+
+
+def fold_constants(p: Program, weights: Mapping[str, torch.Tensor]) -> tuple[Program, dict[str, torch.Tensor]]:
+    """Nodes over weights, numbers and what is made of them become weights; one number becomes a `full`.
+
+    A result stays a node's. A `full` counts as one number however large it is, so that nothing large is folded which is
+    made from little.
+    """
+    first, values, nodes = len(p.contract.inputs), list(p.values), []
+    known = {i: weights[v.key] for i, v in enumerate(values, first) if v.kind == "const"}
+    stored = {i: t.numel() * t.element_size() for i, t in known.items()} | {NONE: 0}  # bytes in the file behind a value
+    out = dict(weights)
+    for n in p.nodes:
+        size, made = _size(p, n, known), n.outs[0] if n.outs else NONE
+        cost = sum(stored.get(i, 0) for i in n.ins)
+        if size is None or (size > max(cost, SMALL) and n.op not in WITHOUT_COPY):
+            nodes.append(n)
+        elif n.op in SOURCES or n.op in VIEWS:
+            known[made], stored[made] = _compute(p, n, known), cost
+            nodes.append(n)
+        elif made in p.results:
+            nodes.append(n)
+        else:
+            known[made], stored[made] = _compute(p, n, known), size
+            if not known[made].dim():
+                x = known[made].item()
+                number = x if isinstance(x, float) else Dim.const(int(x))
+                nodes.append(Node("full", (), n.outs, {"value": number}))
+                continue
+            v = values[made - first]
+            values[made - first] = Value(v.name, v.dtype, v.dims, "const", f"folded/{v.name}")
+            out[f"folded/{v.name}"] = known[made]
+    p = drop_dead(replace(p, values=tuple(values), nodes=tuple(nodes)))
+    used = {v.key for v in p.values}
+    return p, {k: w for k, w in out.items() if k in used}
+
+
+def _size(p: Program, n: Node, known: Mapping[int, torch.Tensor]) -> int | None:
+    """The bytes of a node's result, if it can be computed now: its operands are known and it depends on no call."""
+    if len(n.outs) != 1 or n.regions or reference.meaning(n.op) is None:
+        return None
+    if not n.ins and n.op not in SOURCES or any(i != NONE and i not in known for i in n.ins):
+        return None
+    v = p.value(n.outs[0])
+    attrs = [d for a in n.attrs.values() for d in (a if isinstance(a, tuple) else (a,)) if isinstance(d, Dim)]
+    if any(d.value is None for d in (*v.dims, *attrs)):
+        return None
+    return prod(d.eval({}) for d in v.dims) * DTYPE_BYTES[v.dtype]
+
+
+def _compute(p: Program, n: Node, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    v = p.value(n.outs[0])
+    if n.op == "full":  # one number, whatever the shape
+        number = reference.apply(n, [Value(v.name, v.dtype, (), "temp")], [], {})[0]
+        return number.expand([d.eval({}) for d in v.dims])
+    return reference.apply(n, [v], [None if i == NONE else known[i] for i in n.ins], {})[0]

@@ -1,0 +1,180 @@
+"""A Program as rewrites see it: who makes a value, who reads it, which number it is; and the one way to replace nodes.
+
+A rule looks at one node, in order, and says what stands for it: other nodes, an earlier value, or nothing. The last of
+the other nodes makes the same value, so operands of later nodes need no change; what is then read by nobody is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from ..dims import Dim
+from ..ops import Shape
+from ..program import NONE, Node, Program, Region, Spec, Value
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+COMMUTES = ("add", "mul", "maximum", "minimum", "eq", "ne")
+
+Takes = Callable[[Program], bool]  # whether an engine runs a Program of one node
+Made = list[Node] | int | None  # nodes in place of one, a value that is equal to it, or no change
+
+
+def anything(_: Program) -> bool:
+    """An engine that runs everything."""
+    return True
+
+
+class Graph:
+    """Makers and readers of a Program's values, kept true while its nodes are replaced one after the other."""
+
+    def __init__(self, p: Program):
+        self.p = p
+        self.values = [p.value(i) for i in range(len(p.contract.inputs))] + list(p.values)
+        self.names = {v.name for v in self.values}
+        self.results = set(p.results)
+        self.made: dict[int, Node] = {}
+        self.same: dict[int, int] = {}  # a value → the earlier one that it is
+        self.reads = Counter(p.results)
+        for n in p.walk():
+            self.reads.update(n.ins)
+            self.reads.update(i for r in n.regions for i in r.results)
+
+    # -- reading
+    def dims(self, i: int) -> tuple[Dim, ...]:
+        return self.values[i].dims
+
+    def dtype(self, i: int) -> str:
+        return self.values[i].dtype
+
+    def shape(self, i: int) -> Shape:
+        return Shape(self.values[i].dtype, self.values[i].dims)
+
+    def by(self, i: int, *ops: str) -> Node | None:
+        """The node that makes this value, if it is one of these ops."""
+        n = self.made.get(i)
+        return n if n is not None and n.op in ops else None
+
+    def only(self, i: int, *ops: str) -> Node | None:
+        """As `by`, and one reader alone has the value."""
+        return self.by(i, *ops) if self.reads[i] == 1 else None
+
+    def within(self, i: int, nodes: Iterable[Node]) -> bool:
+        """Whether nobody but these nodes reads the value."""
+        return self.reads[i] == sum(n.ins.count(i) for n in nodes)
+
+    def number(self, i: int) -> Dim | float | None:
+        """The number that every element of this value is."""
+        n = self.made.get(i)
+        if n is None:
+            return None
+        if n.op == "full":
+            return n.attrs["value"]
+        exact = n.op in ("reshape", "expand") or (n.op == "cast" and self.dtype(i) in FLOATS)
+        return self.number(n.ins[0]) if exact else None
+
+    def with_number(self, n: Node | None, *ops: str) -> tuple[int, float] | None:
+        """(operand, number) of a binary node of one of these ops whose result has the operand's shape."""
+        if n is None or n.op not in ops:
+            return None
+        if len(n.ins) == 1:
+            x, k = n.ins[0], n.attrs.get("other")
+        else:
+            (x, y), k = n.ins, self.number(n.ins[1])
+            if k is None and n.op in COMMUTES:
+                x, k = y, self.number(x)
+        real = k if isinstance(k, float) else float(k.value) if isinstance(k, Dim) and k.value is not None else None
+        return (x, real) if real is not None and self.shape(x) == self.shape(n.outs[0]) else None
+
+    # -- making
+    def temp(self, base: str, shape: Shape) -> int:
+        """A new value."""
+        name, k = base, 1
+        while name in self.names:
+            name, k = f"{base}.{k}", k + 1
+        self.names.add(name)
+        self.values.append(Value(name, shape.dtype, shape.dims, "temp"))
+        return len(self.values) - 1
+
+    def put(self, n: Node) -> None:
+        for i in n.outs:
+            self.made[i] = n
+
+    def stands_for(self, i: int, out: int) -> bool:
+        """Whether `i` may stand where `out` stood: a result stays a value that a node makes, and its own."""
+        if self.shape(i) != self.shape(out):
+            return False
+        return out not in self.results or (self.values[i].kind == "temp" and i not in self.results)
+
+    def alone(self, n: Node) -> Program:
+        """The node as a Program of its own, with its operands as further inputs: to ask an engine about it."""
+        c, out = self.p.contract, self.values[n.outs[0]]
+        ids: dict[int, int] = {NONE: NONE}
+        specs = list(c.inputs)
+        for i in n.ins:
+            if i not in ids:
+                ids[i] = len(specs)
+                specs.append(Spec(f"{out.name}.operand{len(specs)}", *self.shape(i)))
+        contract = replace(c, inputs=tuple(specs), outputs=(Spec(out.name, out.dtype, out.dims),))
+        node = replace(n, ins=tuple(ids[i] for i in n.ins), outs=(len(specs),))
+        return Program(contract, (out,), (node,), (len(specs),))
+
+
+def rewrite(p: Program, rule: Callable[[Graph, Node], Made], takes: Takes = anything) -> Program:
+    """Apply a rule to every node in order; new nodes only where the engine takes all of them."""
+    g = Graph(p)
+    nodes: list[Node] = []
+    for n in p.nodes:
+        n = renumber(n, lambda i: g.same.get(i, i))
+        made = rule(g, n)
+        new = [n]
+        if isinstance(made, int) and g.stands_for(made, n.outs[0]):
+            g.same[n.outs[0]] = made
+            g.reads[made] += g.reads[n.outs[0]]
+            new = []
+        elif isinstance(made, list) and all(takes(g.alone(m)) for m in made):
+            new = made
+        if new != [n]:
+            g.reads.subtract(n.ins)
+            g.reads.update(i for m in new for i in m.ins)
+        for m in new:
+            g.put(m)
+        nodes += new
+    values = tuple(g.values[len(p.contract.inputs) :])
+    results = tuple(g.same.get(r, r) for r in p.results)
+    return drop_dead(replace(p, values=values, nodes=tuple(nodes), results=results))
+
+
+def drop_dead(p: Program, takes: Takes = anything) -> Program:
+    """Nodes and values that no result needs."""
+    first = len(p.contract.inputs)
+    needed = set(p.results) - {NONE}
+    nodes: list[Node] = []
+    for n in reversed(p.nodes):
+        if needed & set(n.outs):
+            for m in (n, *(m for r in n.regions for m in _all(r.nodes))):
+                needed.update(m.ins, m.outs, *(r.results for r in m.regions))
+            nodes.append(n)
+    new: dict[int, int] = {i: i for i in range(first)} | {NONE: NONE}
+    values: list[Value] = []
+    for i, v in enumerate(p.values, first):
+        if i in needed:
+            new[i] = first + len(values)
+            values.append(v)
+    renumbered = tuple(renumber(n, new.__getitem__, outs=True) for n in reversed(nodes))
+    return replace(p, values=tuple(values), nodes=renumbered, results=tuple(new[r] for r in p.results))
+
+
+def _all(nodes: Sequence[Node]) -> list[Node]:
+    return [m for n in nodes for m in (n, *(x for r in n.regions for x in _all(r.nodes)))]
+
+
+def renumber(n: Node, new: Callable[[int], int], outs: bool = False) -> Node:
+    """The node over other value ids: its operands, and its outs too where asked."""
+    regions: Any = tuple(
+        Region(tuple(renumber(m, new, outs) for m in r.nodes), tuple(map(new, r.results))) for r in n.regions
+    )
+    return Node(n.op, tuple(map(new, n.ins)), tuple(map(new, n.outs)) if outs else n.outs, n.attrs, regions)

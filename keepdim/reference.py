@@ -1,0 +1,208 @@
+"""What every op of a Program means, in torch: the oracle for passes and engines, and what folds constants.
+
+An op means the torch function of its name, with the operands in order and the attributes as keywords, unless `MEANING`
+says otherwise. Speed is of no concern here; that the result is what the Program promises is checked after every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from .contract import DTYPES
+from .dims import Dim
+from .errors import fail
+from .program import NONE, Node, Program, Value
+
+DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+
+class Call(NamedTuple):
+    """One node with everything known: operands (None where there is none), attributes, and what it has to give."""
+
+    ins: list[Any]
+    attrs: dict[str, Any]  # Dims are numbers
+    dims: list[int]  # of the first result
+    dtype: torch.dtype
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.attrs.get(name, default)
+
+    def operand(self, i: int) -> Any:
+        """An operand, or None where it is missing."""
+        return self.ins[i] if i < len(self.ins) else None
+
+
+Meaning = Callable[[Call], Any]
+
+
+# ---------------------------------------------------------------- the ops that are not torch's function of that name
+def _reduce(f: Callable[..., Any], **more: Any) -> Meaning:
+    """Over the attribute `dims`; the result's rank says whether they are kept."""
+
+    def call(c: Call) -> Any:
+        x = c.ins[0]
+        extra = {k: c.dtype if v == "dtype" else v for k, v in more.items()}
+        return f(x, tuple(c.attrs["dims"]), keepdim=len(c.dims) == x.dim(), **extra) if x.dim() else f(x, (), **extra)
+
+    return call
+
+
+def _with_tensor(f: Callable[..., Any]) -> Meaning:
+    """Of two tensors only; a number becomes one."""
+    return lambda c: f(*c.ins, *([torch.full((), c.attrs["other"], dtype=c.dtype)] if "other" in c.attrs else []))
+
+
+def _arange(c: Call) -> torch.Tensor:
+    wide = torch.float64 if c.dtype.is_floating_point else torch.int64
+    return (torch.arange(c.dims[0], dtype=wide) * c.attrs["step"] + c.attrs["start"]).to(c.dtype)
+
+
+def _slice(c: Call) -> torch.Tensor:
+    dim, start, step = (c.attrs[k] for k in ("dim", "start", "step"))
+    return torch.ops.aten.slice(c.ins[0], dim, start, start + c.dims[dim] * step, step)
+
+
+def _linear(c: Call) -> torch.Tensor:
+    y = F.linear(c.ins[0], c.ins[1], c.operand(2))
+    return ACTIVATIONS[c.attrs["activation"]](y) if "activation" in c.attrs else y
+
+
+def _norm(f: Callable[..., Any]) -> Meaning:
+    def call(c: Call) -> torch.Tensor:
+        x, axes = c.ins[0], c.attrs["axes"]
+        return f(x, x.shape[x.dim() - axes :], *c.ins[1:], eps=c.attrs["eps"])
+
+    return call
+
+
+def sdpa(c: Call) -> torch.Tensor:
+    """softmax(scale * q @ k.T + mask) @ v; heads of k and v repeat to those of q.
+
+    A row that the mask hides wholly gives 0, as torch's own does, or with `safe` false NaN, as a plain softmax does.
+    """
+    q, k, v = c.ins[:3]
+    mask = c.operand(3)
+    if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
+        k, v = (t.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for t in (k, v))
+    scores = q @ k.transpose(-1, -2) * c.attrs["scale"]
+    if c.get("causal", False):
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    p = torch.softmax(scores, -1)
+    if c.get("safe", True):
+        p = p.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+    return p @ v
+
+
+def rotate_half(x: torch.Tensor) -> torch.Tensor:
+    """The second half negated, before the first half."""
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+MEANING: dict[str, Meaning] = {
+    "amax": _reduce(torch.amax),
+    "amin": _reduce(torch.amin),
+    "arange": _arange,
+    "cast": lambda c: c.ins[0].to(c.dtype),
+    "cat": lambda c: torch.cat(c.ins, c.attrs["dim"]),
+    "embedding": lambda c: F.embedding(c.ins[1], c.ins[0]),
+    "expand": lambda c: c.ins[0].expand(c.dims),
+    "full": lambda c: torch.full(c.dims, c.attrs["value"], dtype=c.dtype),
+    "layer_norm": _norm(F.layer_norm),
+    "linear": _linear,
+    "maximum": _with_tensor(torch.maximum),
+    "mean": _reduce(torch.mean, dtype="dtype"),
+    "minimum": _with_tensor(torch.minimum),
+    "reshape": lambda c: c.ins[0].reshape(c.dims),
+    "rms_norm": _norm(F.rms_norm),
+    "rope": lambda c: c.ins[0] * c.ins[1] + rotate_half(c.ins[0]) * c.ins[2],
+    "sdpa": sdpa,
+    "slice": _slice,
+    "sum": _reduce(torch.sum, dtype="dtype"),
+    "swiglu": lambda c: F.silu(c.ins[0]) * c.ins[1],
+}
+
+
+def meaning(op: str) -> Meaning | None:
+    """How torch computes this op; None when neither the table nor torch knows."""
+    if op in MEANING:
+        return MEANING[op]
+    f = (getattr(torch, op, None) or getattr(F, op, None)) if hasattr(torch.ops.aten, op) else None
+    return (lambda c: _by_name(f, c)) if callable(f) else None
+
+
+def _by_name(f: Callable[..., Any], c: Call) -> Any:
+    attrs = dict(c.attrs)
+    other = [attrs.pop("other")] if "other" in attrs else []
+    return f(*c.ins, *other, **attrs)
+
+
+# ---------------------------------------------------------------- running
+def apply(node: Node, outs: Sequence[Value], ins: Sequence[Any], symbols: Mapping[str, int]) -> list[torch.Tensor]:
+    """The results of one node, checked against what its values promise."""
+    what = meaning(node.op)
+    if what is None or node.regions:
+        fail("reference", f"op {node.op!r}", "has no meaning in torch", "Give it a row in MEANING")
+    promised = [([d.eval(symbols) for d in v.dims], DTYPE_OF[v.dtype]) for v in outs]
+    attrs = {k: _number(v, symbols) for k, v in node.attrs.items()}
+    with torch.no_grad():
+        made = what(Call(list(ins), attrs, *promised[0]))
+    made = list(made) if isinstance(made, (tuple, list)) else [made]
+    for v, t, (dims, dtype) in zip(outs, made, promised, strict=True):
+        if list(t.shape) != dims or t.dtype != dtype:
+            have = f"{DTYPES.get(t.dtype, t.dtype)}{list(t.shape)}"
+            fail("reference", f"{node.op} {v.name!r}", f"gives {have}, promised is {v.dtype}{dims}")
+    return made
+
+
+def _number(v: Any, symbols: Mapping[str, int]) -> Any:
+    if isinstance(v, tuple):
+        return [d.eval(symbols) for d in v]
+    return v.eval(symbols) if isinstance(v, Dim) else v
+
+
+def bind(program: Program, inputs: Sequence[Any]) -> dict[str, int]:
+    """The symbols' values, read from the inputs where the contract says."""
+    out: dict[str, int] = {}
+    for s in program.contract.symbols:
+        x, src = inputs[s.source.input], s.source
+        place = {"size": lambda x, i: x.shape[i], "int": lambda x, _: x, "item": lambda x, i: x.reshape(-1)[i].item()}
+        whole = int(place[src.kind](x, src.index)) - src.add.eval(out)
+        if whole % src.mul.eval(out):
+            fail("reference", f"symbol {s.name!r}", f"{whole} is no multiple of {src.mul}")
+        out[s.name] = whole // src.mul.eval(out)
+    for spec, x in zip(program.contract.inputs, inputs, strict=True):
+        have = list(x.shape) if isinstance(x, torch.Tensor) else [int(x)]
+        if have != [d.eval(out) for d in spec.dims]:
+            fail("reference", f"input {spec.name!r}", f"is {have}, expected {spec}")
+    return out
+
+
+def run(program: Program, weights: Mapping[str, torch.Tensor], inputs: Sequence[Any]) -> list[Any]:
+    """The program's outputs, by torch; tensors and integers as the contract has them."""
+    symbols = bind(program, inputs)
+    values: dict[int, Any] = {NONE: None, **dict(enumerate(inputs))}
+    for i, v in enumerate(program.values, len(inputs)):
+        if v.kind != "temp" and v.key not in weights:
+            fail("reference", f"{v.kind} {v.name!r}", f"there is no weight {v.key!r}")
+        if v.kind != "temp":
+            values[i] = weights[v.key]
+    for n in program.nodes:
+        outs = [program.value(i) for i in n.outs]
+        values.update(zip(n.outs, apply(n, outs, [values[i] for i in n.ins], symbols), strict=True))
+    specs = zip(program.results, program.contract.outputs, strict=True)
+    return [spec.dims[0].eval(symbols) if r == NONE else values[r] for r, spec in specs]
