@@ -36,9 +36,6 @@ class Call(NamedTuple):
     dims: list[int]  # of the first result
     dtype: torch.dtype
 
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.attrs.get(name, default)
-
     def operand(self, i: int) -> Any:
         """An operand, or None where it is missing."""
         return self.ins[i] if i < len(self.ins) else None
@@ -62,6 +59,10 @@ def _reduce(f: Callable[..., Any], **more: Any) -> Meaning:
 def _with_tensor(f: Callable[..., Any]) -> Meaning:
     """Of two tensors only; a number becomes one."""
     return lambda c: f(*c.ins, *([torch.full((), c.attrs["other"], dtype=c.dtype)] if "other" in c.attrs else []))
+
+
+def _divide(rounding: str) -> Meaning:
+    return lambda c: torch.div(c.ins[0], c.attrs.get("other", c.operand(1)), rounding_mode=rounding)
 
 
 def _arange(c: Call) -> torch.Tensor:
@@ -97,12 +98,12 @@ def sdpa(c: Call) -> torch.Tensor:
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for t in (k, v))
     scores = q @ k.transpose(-1, -2) * c.attrs["scale"]
-    if c.get("causal", False):
+    if c.attrs.get("causal"):
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     p = torch.softmax(scores, -1)
-    if c.get("safe", True):
+    if c.attrs.get("safe", True):
         p = p.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
     return p @ v
 
@@ -117,8 +118,11 @@ MEANING: dict[str, Meaning] = {
     "amax": _reduce(torch.amax),
     "amin": _reduce(torch.amin),
     "arange": _arange,
+    "atan2": _with_tensor(torch.atan2),
     "cast": lambda c: c.ins[0].to(c.dtype),
     "cat": lambda c: torch.cat(c.ins, c.attrs["dim"]),
+    "div_floor": _divide("floor"),
+    "div_trunc": _divide("trunc"),
     "embedding": lambda c: F.embedding(c.ins[1], c.ins[0]),
     "expand": lambda c: c.ins[0].expand(c.dims),
     "full": lambda c: torch.full(c.dims, c.attrs["value"], dtype=c.dtype),

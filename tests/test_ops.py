@@ -13,11 +13,13 @@ import torch
 import torch.utils._pytree as pytree
 from cases import CASES, Case
 from cases.table import NMSE_OF
+from oracle import Oracle
 from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import _native, ops
+from keepdim import _native, ops, passes, reference
+from keepdim.program import Node, Value
 
 GROUP = 16  # cases lowered together: one lowering costs about a second
 
@@ -66,6 +68,7 @@ class Outcome:
 
     report: Any = None
     faults: dict[str, list[str]] = field(default_factory=dict)
+    oracle: dict[str, list[str]] = field(default_factory=dict)  # of the same Programs, run by reference.py
 
 
 def inputs(cases: list[Case], step: int, traced: bool = False) -> list[torch.Tensor]:
@@ -96,13 +99,18 @@ def run(cases: list[Case]) -> Outcome:
     """Lower once, run every step, compare with eager."""
     model = Together(cases).eval().requires_grad_(False)
     module = keepdim.lower(model, (inputs(cases, 0, traced=True),), dynamic_shapes=shapes(cases))
-    outcome = Outcome(module.report, {c.name: [] for c in cases})
+    outcome = Outcome(module.report, {c.name: [] for c in cases}, {c.name: [] for c in cases})
+    oracle = Oracle(module.exported_program)
     for step in range(max(len(c.steps()) for c in cases)):
         tensors = inputs(cases, step)
+        meant = oracle(tensors)
         for c, got, want in zip(cases, module(tensors), model(tensors), strict=True):
-            pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True)
+            results = pytree.tree_leaves(want)
             sizes = c.steps()[step % len(c.steps())]
-            outcome.faults[c.name] += [f"{sizes}: {why}" for g, w in pairs if (why := fault(g, w, c.nmse))]
+            mine, meant = meant[: len(results)], meant[len(results) :]
+            for found, values in ((outcome.faults, pytree.tree_leaves(got)), (outcome.oracle, mine)):
+                pairs = zip(values, results, strict=True)
+                found[c.name] += [f"{sizes}: {why}" for g, w in pairs if (why := fault(g, w, c.nmse))]
     return outcome
 
 
@@ -143,6 +151,7 @@ def test_case(c: Case) -> None:
     if isinstance(outcome, Exception) or not whole(outcome.report):
         outcome = run([c])
     assert outcome.faults[c.name] == []
+    assert outcome.oracle[c.name] == []
     if c.remaining:
         assert c.remaining in " ".join(f"{k}: {v}" for k, v in outcome.report.remaining.items())
     else:
@@ -164,8 +173,8 @@ UNREACHED = {
 
 
 def test_every_row_has_a_case() -> None:
-    """The names of the ops and of the cases are the same set."""
-    assert emitted() == {c.op for c in CASES}
+    """The names of the engine's ops and of the cases are the same set."""
+    assert set(_native.engines()["ggml"]) == {c.op for c in CASES}
 
 
 def test_every_overload_is_reached() -> None:
@@ -176,19 +185,36 @@ def test_every_overload_is_reached() -> None:
     assert rows - reached == {f"aten.{name}" for names in UNREACHED.values() for name in names.split()}
 
 
+def calls(package: Any, name: str, position: int = 0) -> set[str]:
+    """The arguments there, where they are text, of calls of this name in the files of a package."""
+    trees = [ast.parse(p.read_text()) for p in Path(package.__file__).parent.glob("*.py")]
+    found = [n for t in trees for n in ast.walk(t) if isinstance(n, ast.Call)]
+    found = [n for n in found if name in (getattr(n.func, "attr", ""), getattr(n.func, "id", ""))]
+    given = [n.args[position] for n in found if len(n.args) > position]
+    return {a.value for a in given if isinstance(a, ast.Constant)}
+
+
 def emitted() -> set[str]:
     """The op names that rows can write into a Program: their own, and those in calls of `emit` and `pair`."""
-    trees = [ast.parse(p.read_text()) for p in Path(ops.__file__).parent.glob("*.py")]
-    calls = [n for t in trees for n in ast.walk(t) if isinstance(n, ast.Call)]
-    names = [n.args[0] for n in calls if getattr(n.func, "attr", "") == "emit"]
-    names += [n.args[1] for n in calls if getattr(n.func, "id", "") == "pair"]
-    literal = {n.value for n in names if isinstance(n, ast.Constant)}
-    return literal | {r.name for r in ops.ROWS.values()}
+    return calls(ops, "emit") | calls(ops, "pair", 1) | {r.name for r in ops.ROWS.values()}
 
 
-def test_the_engine_has_exactly_the_ops_that_rows_emit() -> None:
-    """No op without an engine's row, and no engine's row that nothing uses."""
-    assert set(_native.engines()["ggml"]) == emitted()
+def fused() -> set[str]:
+    """The op names that passes write into a Program, where an engine takes them."""
+    return calls(passes, "Node")
+
+
+def test_the_engine_has_exactly_the_ops_that_are_emitted() -> None:
+    """No op of a row without an engine's row, and no engine's row that no row and no pass uses."""
+    engine = set(_native.engines()["ggml"])
+    assert emitted() <= engine <= emitted() | fused()
+
+
+def test_every_op_of_the_engine_has_a_meaning() -> None:
+    """The oracle knows all of them, and names one that it does not know."""
+    assert [op for op in _native.engines()["ggml"] if reference.meaning(op) is None] == []
+    with pytest.raises(keepdim.KeepdimError, match="op 'unheard_of': has no meaning in torch"):
+        reference.apply(Node("unheard_of", (), (0,)), [Value("y", "f32", (), "temp")], [], {})
 
 
 def test_a_second_row_for_an_overload_is_refused() -> None:

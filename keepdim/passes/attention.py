@@ -47,7 +47,7 @@ def fuse_sdpa(p: Program, takes: Takes = anything) -> Program:
             return None
         if found.hides:
             inverse = g.temp(f"{g.values[mask].name}.not", g.shape(mask))
-            nodes.append(Node("logical_not", (mask,), (inverse,)))
+            nodes.append(Node("eq", (mask,), (inverse,), {"other": Dim.const(0)}))
             mask = inverse
         attrs = {"scale": found.scale * by_q * by_k * by_turned} | ({} if safe else {"safe": False})
         return [*nodes, Node("sdpa", (q, k, v) if mask == NONE else (q, k, v, mask), n.outs, attrs)]
@@ -75,22 +75,31 @@ def _softmax(g: Graph, i: int) -> tuple[int, bool] | None:
 
 def _all_hidden(g: Graph, i: int) -> Node | None:
     """The comparison in not(any(not(scores == -inf), -1)), or in all(scores == -inf, -1)."""
-    n = g.only(i, "logical_not", "all")
-    if n is not None and n.op == "logical_not":
-        n = g.only(n.ins[0], "any")
-        inner = g.only(n.ins[0], "logical_not") if n else None
-        test = g.only(inner.ins[0], "eq") if inner else None
-    else:
-        test = g.only(n.ins[0], "eq") if n else None
+    n, each = g.only(i, "all", "amin"), None
+    if n is None and (some := _not(g, i)) is not None:
+        n = g.only(some, "any", "amax")
+        each = _not(g, n.ins[0]) if n else None
+    elif n is not None:
+        each = n.ins[0]
+    test = g.only(each, "eq") if each is not None else None
     if n is None or test is None:
         return None
-    rank = len(g.dims(test.outs[0]))
+    last = Dim.const(len(g.dims(n.ins[0])) - 1)
     over = n.attrs.get("dims", n.attrs.get("dim"))
-    last = over in ((Dim.const(rank - 1),), Dim.const(rank - 1)) and len(g.dims(n.outs[0])) == rank
-    return test if last and _compared(g, test) == -INF else None
+    kept = len(g.dims(n.outs[0])) == len(g.dims(n.ins[0]))
+    return test if over in (last, (last,)) and kept and _second(g, test) == -INF else None
 
 
-def _compared(g: Graph, n: Node) -> float | Dim | None:
+def _not(g: Graph, i: int) -> int | None:
+    """What the value is the negation of: logical_not(x), or x == 0 of a bool."""
+    n = g.only(i, "logical_not", "eq")
+    if n is None or (n.op == "eq" and (g.dtype(n.ins[0]) != "bool" or _second(g, n) != 0)):
+        return None
+    return n.ins[0]
+
+
+def _second(g: Graph, n: Node) -> float | Dim | None:
+    """The number that a comparison is with."""
     return n.attrs.get("other") if len(n.ins) == 1 else g.number(n.ins[1])
 
 

@@ -138,7 +138,7 @@ namespace {
 const std::vector<Row>& all_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
-    for (const Table& table : {map_rows(), product_rows(), reduce_rows(), shape_rows(), index_rows()})
+    for (const Table& table : {map_rows(), product_rows(), reduce_rows(), shape_rows(), index_rows(), rope_rows()})
       all.insert(all.end(), table.rows, table.rows + table.count);
     return all;
   }();

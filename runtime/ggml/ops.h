@@ -37,6 +37,7 @@ Table product_rows();
 Table reduce_rows();
 Table shape_rows();
 Table index_rows();
+Table rope_rows();
 
 // ---- checks that rows begin with
 

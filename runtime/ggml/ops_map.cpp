@@ -173,6 +173,7 @@ template <class T> struct Pow {
     }
   }
 };
+template <class T> struct Swiglu { T operator()(T gate, T up) const { return Silu<T>()(gate) * up; } };
 template <class T> struct Lshift {
   T operator()(T a, T b) const {
     constexpr T width = 8 * sizeof(T);
@@ -418,6 +419,8 @@ constexpr Row kRows[] = {
     {"atan2", binary(kFloats), binary_row<kTwoFloat<Atan2>, dear>},
     {"maximum", binary(kAll), binary_row<kTwoAny<MaximumFn>, cheap>},
     {"minimum", binary(kAll), binary_row<kTwoAny<MinimumFn>, cheap>},
+    // Half precision would round once where silu and mul round twice, and not give their bits.
+    {"swiglu", {2, 2, 0, "TT>T", kF32 | bit(DType::f64), {}}, binary_row<kTwoFloat<Swiglu>, medium>},
     {"bitwise_and", binary(kIntegers), binary_row<kTwoInteger<And>, cheap>},
     {"bitwise_or", binary(kIntegers), binary_row<kTwoInteger<Or>, cheap>},
     {"bitwise_xor", binary(kIntegers), binary_row<kTwoInteger<Xor>, cheap>},
