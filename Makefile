@@ -25,8 +25,8 @@ lint: .venv/.built
 # All requirements as pyproject.toml names them: to build, to run, to test.
 .venv/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
-	  print(*p['build-system']['requires'], *p['project']['dependencies'], *p['project']['optional-dependencies']['dev'], sep='\n')" \
+	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); extra = p['project']['optional-dependencies']; \
+	  print(*p['build-system']['requires'], *p['project']['dependencies'], *extra['dev'], *extra['hf'], sep='\n')" \
 	  > .venv/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r .venv/requirements.txt
 	touch $@

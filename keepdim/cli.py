@@ -1,12 +1,14 @@
-"""The command line: keepdim demo | lower | run | inspect."""
+"""The command line: keepdim demo | lower | run | inspect | embed."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import logging
+import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 
 from . import demo, pte
 from .contract import DTYPES, Spec
+from .embed import Encoder
 from .errors import KeepdimError, fail
 from .module import load, lower
 from .signature import Signature
@@ -26,6 +29,8 @@ EXAMPLES = """examples:
   keepdim lower model.py:make -o model.pte       make() returns (model, args, dynamic_shapes)
   keepdim inspect model.pte                      the contract, then each delegate's program
   keepdim run model.pte --input x=randn:1,17,64  any shape in the contract, inputs by their names in it
+  keepdim embed "a text" "another"               a line of JSON each: {"text": ..., "embedding": [...]}
+  keepdim embed --file in.txt -o out.npy         a text a line, a row a text
 """
 
 
@@ -80,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("file", type=Path)
     p.add_argument("--json", action="store_true", help="as JSON")
     p.add_argument("--verify", action="store_true", help="check the weights against their checksums too")
+    p = command("embed", _embed, "print or write the embeddings of texts, each a vector of length 1")
+    p.add_argument("text", nargs="*", help="the texts")
+    p.add_argument("--file", type=Path, help="take the texts from here, one a line (an empty line is a text too)")
+    p.add_argument("-o", "--output", type=Path, help="write them here, f32 [texts, width] (.npy), and print nothing")
+    p.add_argument("--model", default="minilm", help="minilm (all-MiniLM-L6-v2, the default) or a checkpoint folder")
+    cut = "cut longer texts after N tokens (default: where the model's own settings say, 256 for minilm; at most 512)"
+    p.add_argument("--max-length", type=int, metavar="N", help=cut)
     return parser
 
 
@@ -210,3 +222,83 @@ def _inspect(args: argparse.Namespace) -> int:
 def _delegate_json(d: pte.Delegate) -> dict[str, Any]:
     program = msgspec.Raw(d.program.to_json()) if d.program is not None else None
     return {"method": d.method, "backend": d.backend, "program": program, "weights": d.weight_bytes}
+
+
+def _embed(args: argparse.Namespace) -> int:
+    if bool(args.text) == (args.file is not None):
+        fail("cli", "embed", "takes texts or --file, one of the two", 'Say keepdim embed "a text", or --file in.txt')
+    if args.output is not None and args.output.suffix != ".npy":
+        fail("cli", str(args.output), "is not a .npy file")
+    count = len(args.text) if args.file is None else sum(1 for _ in _lines(args.file))  # all of it is read once: UTF-8?
+    texts = args.text if args.file is None else _lines(args.file)
+    encoder = Encoder.load(args.model, max_length=args.max_length)
+    progress = Progress(count)
+    if args.output is None:
+        _print_embeddings(encoder, texts, progress)
+    else:
+        _write_embeddings(encoder, texts, progress, args.output, count)
+    return 0
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8-sig") as f:
+            for line in f:
+                yield line.removesuffix("\n")
+    except UnicodeDecodeError as e:
+        fail("cli", str(path), f"is not UTF-8 text ({e.reason})", cause=e)
+
+
+def _print_embeddings(encoder: Encoder, texts: Iterable[str], progress: Progress) -> None:
+    waiting: list[str] = []  # texts whose embeddings have not come yet
+
+    def kept() -> Iterator[str]:
+        for text in texts:
+            waiting.append(text)
+            yield text
+
+    for rows in encoder.stream(kept(), progress):
+        for text, row in zip(waiting, rows.numpy(), strict=True):
+            numbers = [float(str(v)) for v in row]  # the fewest digits that give the same f32
+            sys.stdout.write(msgspec.json.encode({"text": text, "embedding": numbers}).decode() + "\n")
+        waiting.clear()
+
+
+def _write_embeddings(encoder: Encoder, texts: Iterable[str], progress: Progress, path: Path, count: int) -> None:
+    """Rows as they come, under the file's own name only when all are there."""
+    from numpy.lib import format as npy
+
+    part, written, start = path.with_name(path.name + ".part"), 0, time.monotonic()
+    try:
+        with part.open("wb") as f:
+            npy.write_array_header_1_0(f, {"descr": "<f4", "fortran_order": False, "shape": (count, encoder.width)})
+            for rows in encoder.stream(texts, progress):
+                f.write(rows.numpy().astype("<f4", copy=False).tobytes())
+                written += len(rows)
+        if written != count:
+            fail("cli", str(path), f"is not written: the texts changed meanwhile ({count} before, {written} now)")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    took = time.monotonic() - start
+    print(f"keepdim: {path}: f32 [{count}, {encoder.width}] in {took:.1f} s", file=sys.stderr)
+
+
+class Progress:
+    """A bar on standard error while texts are done, if somebody can see it."""
+
+    def __init__(self, total: int):
+        self.total, self.start, self.shown = total, time.monotonic(), 0.0
+        self.visible = sys.stderr.isatty()
+
+    def __call__(self, done: int) -> None:
+        """`done` texts are done."""
+        now = time.monotonic()
+        if not self.visible or (now - self.shown < 0.1 and done < self.total):
+            return
+        self.shown = now
+        speed = done / max(now - self.start, 1e-9)
+        bar, left = "#" * (30 * done // self.total), (self.total - done) / speed
+        end = "\n" if done == self.total else ""
+        sys.stderr.write(f"\r[{bar:<30}] {done}/{self.total}  {speed:.0f} texts/s  {left:.0f} s left \033[K{end}")
+        sys.stderr.flush()

@@ -162,12 +162,12 @@ def test_a_mistake_is_one_sentence(
 def test_help_can_be_followed(capsys: pytest.CaptureFixture[str]) -> None:
     """Every command has a description, every option a line; no command is a usage error."""
     texts = {}
-    for command in ("", "lower", "run", "inspect", "demo"):
+    for command in ("", "lower", "run", "inspect", "embed", "demo"):
         with pytest.raises(SystemExit) as stop:
             cli.main([*([command] if command else []), "--help"])
         assert stop.value.code == 0
         texts[command] = capsys.readouterr().out
-    assert all(name in texts[""] for name in ("lower", "run", "inspect", "demo", "examples:"))
+    assert all(name in texts[""] for name in ("lower", "run", "inspect", "embed", "demo", "examples:"))
     assert "(model, args, dynamic_shapes)" in texts["lower"] and "randn:1,17,64" in texts["run"]
     assert "--json" in texts["inspect"] and "--verify" in texts["inspect"]
     with pytest.raises(SystemExit) as stop:

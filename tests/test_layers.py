@@ -36,7 +36,8 @@ SEES = {
     },
     "module": {"_native", "errors", "signature", "pte", "capture", "lowering"},
     "demo": {"module"},
-    "cli": {"errors", "contract", "signature", "pte", "module", "demo"},
+    "embed": {"_native", "errors", "module"},
+    "cli": {"errors", "contract", "signature", "pte", "module", "demo", "embed"},
     "__main__": {"cli"},
     "__init__": {"_native", "errors", "contract", "module", "partition"},
 }
