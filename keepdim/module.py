@@ -121,6 +121,11 @@ class Module:
         mine = set(self._delegates)
         return [d for d in _native.live() if d["id"] in mine]
 
+    @property
+    def planned_bytes(self) -> int:
+        """What ExecuTorch plans outside the delegates, at the upper bounds; memory is committed where it is touched."""
+        return self._method.planned_bytes
+
     def __repr__(self) -> str:
         return f"keepdim.Module({str(self.path)!r})\n{self.contract}"
 

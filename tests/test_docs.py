@@ -8,18 +8,84 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 import keepdim
-from keepdim import _native, program
+from keepdim import _native, ops, program
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_readme_lists_the_delegated_ops():
-    """The ops line is the engine's table."""
-    line = re.search(r"^Delegated: (.*)\.$", README, re.MULTILINE)
-    assert line and line.group(1) == ", ".join(sorted(_native.engines()["ggml"]))
+# Core ATen ops that no engine takes, and why.
+LEFT = {
+    "of training": """_adaptive_avg_pool2d_backward avg_pool2d_backward convolution_backward embedding_dense_backward
+        max_pool2d_with_indices_backward native_group_norm_backward native_layer_norm_backward native_dropout
+        _native_batch_norm_legit""",
+    "random": "rand randn randperm",
+    "complex numbers": "_fft_c2r _fft_r2c",
+    "the size of the result is data": "nonzero masked_scatter",
+    "reads data on the host": "_local_scalar_dense",
+    "an integer of a shape, no tensor": "sym_numel sym_size sym_storage_offset sym_stride",
+    "writes into a given tensor": "atan2.out",
+}
+
+INTRODUCTION = """\
+Written by `pytest tests/test_docs.py --regen-golden` from the rows of keepdim/ops and torch's list of Core ATen ops. A
+node is taken when its row, its dtypes and its contract allow it; the report of a lowering says why one was not. What is
+not taken runs on ExecuTorch's kernels where it has one."""
+
+
+def core_ops() -> dict[str, list[str]]:
+    """The overloads that torch tags as core, by op."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(dir(torch.ops.aten)):
+        packet = getattr(torch.ops.aten, name)
+        for o in packet.overloads() if hasattr(packet, "overloads") else ():
+            if torch.Tag.core in getattr(packet, o).tags:
+                found.setdefault(name, []).append(o)
+    return found
+
+
+def ops_page() -> str:
+    """docs/ops.md: what becomes of every core op, and which others have rows."""
+    from executorch.extension.pybindings.portable_lib import _get_operator_names
+
+    kernels = {n.split("::")[1].split(".")[0] for n in _get_operator_names()}
+    why = {name: reason for reason, names in LEFT.items() for name in names.split()}
+    rows: dict[str, dict[str, str]] = {}
+    for target, row in ops.ROWS.items():
+        if target.namespace == "aten":
+            rows.setdefault(target._schema.name.split("::")[1], {})[target._overloadname] = row.name
+    done, left = [], []
+    for name, overloads in core_ops().items():
+        taken = rows.get(name) or rows.get(f"{name}_copy") or {}
+        missing = [o for o in overloads if taken and o not in taken and f"{name}.{o}" not in why]
+        if taken:
+            note = f"not {', '.join(missing)}" if missing else ""
+            done.append(f"| {name} | {', '.join(sorted(set(taken.values())))} | {note} |")
+        else:
+            kernel = "ExecuTorch's kernel" if name in kernels or f"{name}_copy" in kernels else "refused"
+            left.append(f"| {name} | {kernel} | {why.get(name, '?')} |")
+    core = {n.removesuffix("_copy") for n in core_ops()}
+    other = sorted(n for n in rows if n.removesuffix("_copy") not in core)
+    lines = [
+        *("# What is delegated", "", INTRODUCTION, ""),
+        *(f"## Core ATen, delegated ({len(done)})", "", "| op | as | overloads |", "|---|---|---|", *done, ""),
+        *(f"## Core ATen, not delegated ({len(left)})", "", "| op | runs on | why |", "|---|---|---|", *left, ""),
+        *("## Others that are taken as they are", "", ", ".join(other) + ".", ""),
+        *("## Ops of the ggml engine", "", ", ".join(sorted(_native.engines()["ggml"])) + ".", ""),
+    ]
+    return "\n".join(lines)
+
+
+def test_the_table_of_ops_is_the_rows(request):
+    """docs/ops.md is what the rows give, and every core op is in it with a reason."""
+    page, path = ops_page(), ROOT / "docs" / "ops.md"
+    if request.config.getoption("--regen-golden"):
+        path.write_text(page)
+    assert path.read_text() == page
+    assert "| ? |" not in page, [line for line in page.splitlines() if line.endswith("| ? |")]
 
 
 def test_readme_example_runs(tmp_path, monkeypatch):

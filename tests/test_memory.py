@@ -1,0 +1,96 @@
+"""What a delegate allocates at a size is near what its living tensors need there, not at the upper bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim
+
+import keepdim
+from keepdim import pte
+from keepdim.program import NONE, Program
+
+WIDTH = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "i16": 2, "i32": 4, "i64": 8, "bool": 1}
+VIEWS = ("reshape", "permute", "expand", "slice", "select")
+SLACK = 64 * 1024  # a plan's own bookkeeping, which does not grow with sizes
+
+
+def needed(program: Program, symbols: dict[str, int]) -> int:
+    """The most bytes that living values take at any node, operands and result included, without the call's results."""
+    first = len(program.contract.inputs)
+    origin = list(range(first + len(program.values)))
+    last: dict[int, int] = {}
+    for i, n in enumerate(program.nodes):
+        if n.op in VIEWS:
+            origin[n.outs[0]] = origin[n.ins[0]]
+        for v in n.ins:
+            if v != NONE:
+                last[origin[v]] = i
+    given = {origin[r] for r in program.results if r != NONE}
+
+    def size(v: int) -> int:
+        value = program.value(v)
+        count = WIDTH[value.dtype]
+        for d in value.dims:
+            count *= d.eval(symbols)
+        return count if v >= first and value.kind == "temp" and v not in given else 0
+
+    alive: dict[int, int] = {}
+    most = 0
+    for i, n in enumerate(program.nodes):
+        alive[origin[n.outs[0]]] = size(origin[n.outs[0]])
+        most = max(most, sum(alive.values()))
+        alive = {v: b for v, b in alive.items() if last.get(v, -1) > i}
+    return most
+
+
+class Attention(nn.Module):
+    """Four heads over x, then a gated MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.up, self.down = nn.Linear(64, 192), nn.Linear(64, 512), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(x).split(64, -1))
+        x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        gate, up = self.up(F.layer_norm(x, (64,))).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+MODELS: dict[str, Any] = {
+    "mlp": lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64), nn.Linear(64, 8)),
+    "attention": Attention,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_follows_the_size(name: str, tmp_path: Path) -> None:
+    """Within 1.3x of the living tensors at a small and at a large size, each freshly loaded."""
+    model = MODELS[name]().eval().requires_grad_(False)
+    shapes = ({0: Dim("batch", min=1, max=64), 1: Dim("length", min=1, max=4096)},)
+    module = keepdim.lower(model, (torch.randn(2, 3, 64),), dynamic_shapes=shapes)
+    file = tmp_path / "m.pte"
+    module.save(file)
+    (delegate,) = pte.delegates(file)
+    assert delegate.program
+    for batch, length in ((1, 512), (8, 256), (2, 4096)):
+        fresh = keepdim.load(file)
+        x = torch.randn(batch, length, 64)
+        torch.testing.assert_close(fresh(x), model(x))
+        counters = fresh.counters()[0]
+        need = needed(delegate.program, {"batch": batch, "length": length})
+        assert counters["arena_bytes"] + counters["plan_bytes"] <= 1.3 * need + SLACK, (need, counters)
+
+
+def test_what_executorch_plans_is_reported() -> None:
+    """With the whole model in one delegate ExecuTorch plans only the results, and says how much that may be."""
+    shapes = ({1: Dim("length", min=1, max=4096)},)
+    module = keepdim.lower(Attention().eval(), (torch.randn(2, 3, 64),), dynamic_shapes=shapes)
+    result = 2 * 4096 * 64 * 4
+    assert result <= module.planned_bytes <= 1.1 * result
