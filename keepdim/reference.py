@@ -45,13 +45,12 @@ Meaning = Callable[[Call], Any]
 
 
 # ---------------------------------------------------------------- the ops that are not torch's function of that name
-def _reduce(f: Callable[..., Any], **more: Any) -> Meaning:
-    """Over the attribute `dims`; the result's rank says whether they are kept."""
+def _reduce(f: Callable[..., Any], typed: bool = False) -> Meaning:
+    """Over the attribute `dims`; the result's rank says whether they are kept. `typed`: f takes the result's dtype."""
 
     def call(c: Call) -> Any:
-        x = c.ins[0]
-        extra = {k: c.dtype if v == "dtype" else v for k, v in more.items()}
-        return f(x, tuple(c.attrs["dims"]), keepdim=len(c.dims) == x.dim(), **extra) if x.dim() else f(x, (), **extra)
+        more = {k: v for k, v in c.attrs.items() if k != "dims"} | ({"dtype": c.dtype} if typed else {})
+        return f(c.ins[0], tuple(c.attrs["dims"]), keepdim=len(c.dims) == c.ins[0].dim(), **more)
 
     return call
 
@@ -115,8 +114,10 @@ def rotate_half(x: torch.Tensor) -> torch.Tensor:
 
 
 MEANING: dict[str, Meaning] = {
+    "all": _reduce(torch.all),
     "amax": _reduce(torch.amax),
     "amin": _reduce(torch.amin),
+    "any": _reduce(torch.any),
     "arange": _arange,
     "atan2": _with_tensor(torch.atan2),
     "cast": lambda c: c.ins[0].to(c.dtype),
@@ -129,15 +130,16 @@ MEANING: dict[str, Meaning] = {
     "layer_norm": _norm(F.layer_norm),
     "linear": _linear,
     "maximum": _with_tensor(torch.maximum),
-    "mean": _reduce(torch.mean, dtype="dtype"),
+    "mean": _reduce(torch.mean, typed=True),
     "minimum": _with_tensor(torch.minimum),
     "reshape": lambda c: c.ins[0].reshape(c.dims),
     "rms_norm": _norm(F.rms_norm),
     "rope": lambda c: c.ins[0] * c.ins[1] + rotate_half(c.ins[0]) * c.ins[2],
     "sdpa": sdpa,
     "slice": _slice,
-    "sum": _reduce(torch.sum, dtype="dtype"),
+    "sum": _reduce(torch.sum, typed=True),
     "swiglu": lambda c: F.silu(c.ins[0]) * c.ins[1],
+    "var": _reduce(torch.var),
 }
 
 

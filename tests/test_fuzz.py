@@ -42,6 +42,8 @@ OPS |= {
     "softmax": (["f32 s t 8"], {"dim": "1"}, "f32 s t 8"),
     "layer_norm": (["f32 s 8", "!f32 8", "!f32 8"], {"eps": 1e-5, "axes": "1"}, "f32 s 8"),
     "rms_norm": (["f32 s 8", "!f32 8"], {"eps": 1e-5, "axes": "1"}, "f32 s 8"),
+    "swiglu": (["f32 s 8", "f32 s 8"], {}, "f32 s 8"),
+    "rope": (["f32 s t 8", "f32 t 8", "f32 t 1"], {}, "f32 s t 8"),
     "reshape": (["f32 s 8"], {}, "f32 8 s"),
     "permute": (["f32 s t 8"], {"dims": ["2", "0", "1"]}, "f32 8 s t"),
     "expand": (["f32 1 8"], {}, "f32 s t 8"),

@@ -37,8 +37,8 @@ PASSES: tuple[Rewrite, ...] = (
     merge_common,
     unflatten,
     fuse_sdpa,
-    fuse_rms_norm,
     fuse_layer_norm,
+    fuse_rms_norm,  # behind it: of x - mean(x) it is the rest of a layer norm
     fuse_swiglu,
     fuse_rope,
     fuse_linear,

@@ -128,7 +128,7 @@ def rewrite(p: Program, rule: Callable[[Graph, Node], Made], takes: Takes = anyt
     g = Graph(p)
     nodes: list[Node] = []
     for n in p.nodes:
-        n = renumber(n, lambda i: g.same.get(i, i))
+        n = renumber(n, lambda i: g.same.get(i, i)) if g.same else n
         made = rule(g, n)
         new = [n]
         if isinstance(made, int) and g.stands_for(made, n.outs[0]):
@@ -158,6 +158,8 @@ def drop_dead(p: Program, takes: Takes = anything) -> Program:
             for m in (n, *(m for r in n.regions for m in _all(r.nodes))):
                 needed.update(m.ins, m.outs, *(r.results for r in m.regions))
             nodes.append(n)
+    if len(nodes) == len(p.nodes) and all(i in needed for i in range(first, first + len(p.values))):
+        return p
     new: dict[int, int] = {i: i for i in range(first)} | {NONE: NONE}
     values: list[Value] = []
     for i, v in enumerate(p.values, first):
