@@ -9,8 +9,8 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr int64_t kKeys = 64;   // of a tile, whose scores stay in the first cache
-constexpr int64_t kPanels = 8;  // of kWidth queries, which share one tile of keys and values
+constexpr int64_t kKeys = 64;    // of a tile, whose scores stay in the first cache
+constexpr int64_t kPanels = 16;  // of kWidth queries, which share one tile of keys and values
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Floats of the calling thread that only grow; nullptr when there is no memory.
@@ -46,9 +46,6 @@ Vector exponential(Vector x) {
   const Whole power = (bits<Whole>(shifted) << 23) + bits<int32_t>(1.0f);
   return x < low ? Vector{} : p * bits<Vector>(power);
 }
-
-Vector load(const float* x) { return *reinterpret_cast<const Vector*>(x); }
-void store(float* y, Vector x) { *reinterpret_cast<Vector*>(y) = x; }
 
 // Queries that are computed side by side, one a column. The heads that share keys stand behind each other.
 struct Panel {
@@ -97,6 +94,7 @@ void add_mask(const Unit& u, const Panel& p, int64_t first, int64_t keys) {
     same = p.mask[c] == p.mask[0] ||
            (step == width && std::memcmp(p.mask[c] + offset, p.mask[0] + offset, keys * width) == 0);
   if (same) {
+    if (job.bool_mask && step == 1 && !std::memchr(p.mask[0] + offset, 0, keys)) return;
     for (int64_t j = 0; j < keys; ++j) {
       const float value = mask_value(job, p.mask[0] + offset + j * step);
       float* row = u.scores + j * kWidth;
@@ -169,31 +167,85 @@ void gather_rows(float* y, const char* x, int64_t rows, int64_t n, int64_t row, 
   }
 }
 
+// Rows become columns and columns rows, in as many passes as the lanes have bits.
+void transpose(Vector (&x)[kVector]) {
+  using Index = int32_t __attribute__((vector_size(sizeof(Vector))));
+  Index low, high;
+  for (int i = 0; i < kVector; ++i) {
+    low[i] = i / 2 + i % 2 * kVector;
+    high[i] = low[i] + kVector / 2;
+  }
+  Vector y[kVector];
+#pragma GCC unroll 4
+  for (int lanes = 1; lanes < kVector; lanes *= 2) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVector / 2; ++i) {
+      y[2 * i] = __builtin_shuffle(x[i], x[i + kVector / 2], low);
+      y[2 * i + 1] = __builtin_shuffle(x[i], x[i + kVector / 2], high);
+    }
+    for (int i = 0; i < kVector; ++i) x[i] = y[i];
+  }
+}
+
+// The queries of a panel as columns, scaled.
+void pack_queries(const AttentionJob& job, Panel& p, const char* const* from) {
+  int64_t done = 0;
+  if (job.q_step == sizeof(float))
+    for (; done + kVector <= job.width; done += kVector)
+      for (int c = 0; c < kWidth; c += kVector) {
+        Vector rows[kVector] = {};
+        for (int i = 0; i < kVector && c + i < p.columns; ++i)
+          rows[i] = load(reinterpret_cast<const float*>(from[c + i]) + done);
+        transpose(rows);
+        for (int i = 0; i < kVector; ++i) store(p.queries + (done + i) * kWidth + c, rows[i] * job.scale);
+      }
+  for (int64_t e = done; e < job.width; ++e)
+    for (int c = 0; c < kWidth; ++c) {
+      const bool used = c < p.columns;
+      p.queries[e * kWidth + c] =
+          used ? *reinterpret_cast<const float*>(from[c] + e * job.q_step) * job.scale : 0.0f;
+    }
+}
+
 void start_panel(const AttentionJob& job, Panel& p, Span columns, const char* q, const char* mask) {
   p.columns = static_cast<int>(columns.end - columns.begin);
   p.last = 0;
+  const char* from[kWidth];
+  int64_t head = columns.begin / job.queries, row = columns.begin % job.queries;
   for (int c = 0; c < kWidth; ++c) {
     p.top[c] = -kInfinity;
     p.weight[c] = 0;
-    const int64_t head = (columns.begin + c) / job.queries, row = (columns.begin + c) % job.queries;
-    const char* from = q + head * job.q_head + row * job.q_row;
-    const bool used = c < p.columns;
-    for (int64_t e = 0; e < job.width; ++e)
-      p.queries[e * kWidth + c] = used ? *reinterpret_cast<const float*>(from + e * job.q_step) * job.scale : 0.0f;
-    p.limit[c] = job.causal && used ? std::min(row + 1, job.keys) : job.keys;
-    if (used) p.last = std::max(p.last, p.limit[c]);
+    p.limit[c] = job.keys;
+    if (c >= p.columns) continue;
+    from[c] = q + head * job.q_head + row * job.q_row;
     p.mask[c] = mask + head * job.mask_head + row * job.mask_row;
+    if (job.causal) p.limit[c] = std::min(row + 1, job.keys);
+    p.last = std::max(p.last, p.limit[c]);
+    if (++row == job.queries) row = 0, ++head;
   }
+  pack_queries(job, p, from);
   if (job.keys == 0) std::fill(p.sum, p.sum + job.value_width * kWidth, 0.0f);
 }
 
 void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* y) {
+  float* to[kWidth];
+  alignas(64) float scale[kWidth] = {};
+  int64_t head = first / job.queries, row = first % job.queries;
   for (int c = 0; c < p.columns; ++c) {
-    const int64_t head = (first + c) / job.queries, row = (first + c) % job.queries;
-    auto* to = reinterpret_cast<float*>(y + head * job.y_head + row * job.y_row);
-    const float scale = p.weight[c] == 0 ? 0.0f : 1.0f / p.weight[c];  // a query that sees nothing gets zeros
-    for (int64_t e = 0; e < job.value_width; ++e) to[e] = p.sum[e * kWidth + c] * scale;
+    to[c] = reinterpret_cast<float*>(y + head * job.y_head + row * job.y_row);
+    scale[c] = p.weight[c] == 0 ? 0.0f : 1.0f / p.weight[c];  // a query that sees nothing gets zeros
+    if (++row == job.queries) row = 0, ++head;
   }
+  int64_t done = 0;
+  for (; done + kVector <= job.value_width; done += kVector)
+    for (int c = 0; c < p.columns; c += kVector) {
+      Vector rows[kVector];
+      for (int i = 0; i < kVector; ++i) rows[i] = load(p.sum + (done + i) * kWidth + c) * load(scale + c);
+      transpose(rows);
+      for (int i = 0; i < kVector && c + i < p.columns; ++i) store(to[c + i] + done, rows[i]);
+    }
+  for (int64_t e = done; e < job.value_width; ++e)
+    for (int c = 0; c < p.columns; ++c) to[c][e] = p.sum[e * kWidth + c] * scale[c];
 }
 
 void run_unit(const AttentionJob& job, Span panels, const int64_t* offset, int64_t mask_offset) {

@@ -140,6 +140,8 @@ struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, t
   int64_t m = 0, n = 0, k = 0;
   int64_t a_row = 0, a_step = 0;     // byte strides of the first operand's m and k
   int64_t b_step = 0, b_column = 0;  // byte strides of the second operand's k and n
+  const float* packed = nullptr;     // the second operand in panels, instead of as it lies
+  Block activation = nullptr;        // of the result
 };
 struct AttentionJob : Job {  // `loop` is over the batch and the heads of keys and values; operands q, k, v, mask
   int64_t group = 1;       // heads of queries for each head of keys
@@ -165,7 +167,10 @@ Kernel softmax_kernel();                   // RowJob, f32
 Kernel layer_norm_kernel();                // RowJob, f32; rows of x are contiguous
 Kernel rms_norm_kernel();                  // RowJob, f32
 Kernel gather_kernel();                    // GatherJob, rows of any dtype
-Kernel product_kernel();                   // ProductJob, f32
+Kernel product_kernel(DType dtype);        // ProductJob
+int64_t packed_floats(int64_t k, int64_t n);
+// Panels of weight[k, n]; strides in bytes.
+void pack_weight(float* packed, const void* weight, int64_t k, int64_t n, int64_t step, int64_t column);
 Kernel attention_kernel();                 // AttentionJob, f32
 
 // Memory for jobs and for ggml's tensors, freed with the plan.
@@ -259,8 +264,17 @@ struct Resolved {
   const Row* row;
   const Node* node;
   const Attr* attrs[8];
+  const float* packed = nullptr;  // its weight in panels, when it is a constant
 };
 std::vector<Resolved> resolve(const Program& program);
+
+// A constant that a node multiplies by, as the matrix [k, n] that it reads.
+struct Weight {
+  int32_t value = kNone;  // kNone: there is none
+  int64_t k = 0, n = 0;
+  int64_t step = 0, column = 0;  // strides in elements
+};
+Weight weight_of(const Program& program, const Node& node);  // ops_product.cpp
 
 // One plan under construction. Rows read operands and attributes, check their shapes, and add kernels.
 class Build {
@@ -276,6 +290,7 @@ class Build {
   const Tensor& out() const { return out_; }  // contiguous, no buffer yet
   const std::string& name() const { return program_.values[node_->node->outs[0]].name; }
   const Rule& rule() const { return node_->row->rule; }
+  const float* packed() const { return node_->packed; }
   const Attr* attr(const char* name) const;  // nullptr when it is missing
   int64_t size(const char* name) const { return sizes_[std::get<DimId>(*attr(name))]; }
   std::vector<int64_t> sizes(const char* name) const;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <utility>
 
 #include "build.h"
 #include "ggml_engine.h"
@@ -53,7 +55,9 @@ class Memory {
 class GgmlEngine final : public Engine {
  public:
   GgmlEngine(const Program& program, const Weights& weights)
-      : program_(program), nodes_(resolve(program)), constants_(load(weights)), build_(program_, constants_) {}
+      : program_(program), nodes_(resolve(program)), constants_(load(weights)), build_(program_, constants_) {
+    pack();
+  }
 
   std::unique_ptr<Plan> build(const int64_t* sizes, size_t memory_limit) override {
     return build_.build(nodes_, sizes, memory_limit);
@@ -70,18 +74,21 @@ class GgmlEngine final : public Engine {
     }
   }
 
-  size_t arena_bytes() const override { return arena_.bytes() + work_.bytes(); }
+  size_t arena_bytes() const override { return arena_.bytes() + work_.bytes() + packed_bytes_; }
 
  private:
   std::vector<const void*> load(const Weights& weights);
+  void pack();
   void patch(GgmlPlan& plan, const Call& call);
   void compute(GgmlPlan& plan);
 
   const Program& program_;
-  const std::vector<Resolved> nodes_;
+  std::vector<Resolved> nodes_;
   const std::vector<const void*> constants_;  // by value id
   Build build_;
   Memory arena_, work_;
+  std::map<std::pair<int32_t, int64_t>, Memory> packed_;  // by value and stride: one may be read both ways
+  size_t packed_bytes_ = 0;
 };
 
 std::vector<const void*> GgmlEngine::load(const Weights& weights) {
@@ -92,6 +99,30 @@ std::vector<const void*> GgmlEngine::load(const Weights& weights) {
     constants[i] = weights(value.key).data;  // aligned for its dtype by the core
   }
   return constants;
+}
+
+// Weights of products, once, as the product reads them; the originals are not touched again.
+void GgmlEngine::pack() {
+  std::vector<float> wide;
+  for (Resolved& node : nodes_) {
+    const Weight w = weight_of(program_, *node.node);
+    if (w.value == kNone) continue;
+    Memory& memory = packed_[{w.value, w.step}];
+    if (!memory.bytes()) {
+      const void* data = constants_[w.value];
+      const DType dtype = program_.values[w.value].dtype;
+      if (dtype != DType::f32) {
+        wide.resize(static_cast<size_t>(w.k * w.n));
+        converter(dtype, DType::f32)(wide.data(), sizeof(float), data, static_cast<int64_t>(dtype_bytes(dtype)), w.k * w.n);
+        data = wide.data();
+      }
+      auto* to = reinterpret_cast<float*>(memory.reserve(packed_floats(w.k, w.n) * sizeof(float)));
+      constexpr int64_t width = sizeof(float);
+      pack_weight(to, data, w.k, w.n, w.step * width, w.column * width);
+      packed_bytes_ += memory.bytes();
+    }
+    node.packed = reinterpret_cast<const float*>(memory.reserve(0));
+  }
 }
 
 void GgmlEngine::patch(GgmlPlan& plan, const Call& call) {

@@ -191,7 +191,7 @@ std::vector<Resolved> resolve(const Program& program) {
   std::vector<Resolved> nodes;
   nodes.reserve(program.nodes.size());
   for (const Node& node : program.nodes) {
-    Resolved resolved{find_row(node.op), &node, {}};
+    Resolved resolved{find_row(node.op), &node, {}, nullptr};
     size_t i = 0;
     for (const AttrRule& rule : resolved.row->rule.attrs) {
       const auto it = node.attrs.find(rule.name);

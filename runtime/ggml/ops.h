@@ -58,5 +58,6 @@ inline int64_t need_dim(Build& b, const Tensor& x) {
 }
 
 Tensor add_bias(Build& b, const Tensor& x, const Tensor& bias);  // ops_map.cpp; a row [n] added to each of x [.., n]
+Block activation_block(const std::string& name, DType type);  // ops_map.cpp; nullptr when there is none
 
 }  // namespace keepdim::ggml

@@ -445,4 +445,15 @@ Tensor add_bias(Build& b, const Tensor& x, const Tensor& bias) {
   return b.map(kTwoAny<AddFn>.of(x.dtype), x.dtype, x.dtype, out, {&x, &bias}, {}, cheap);
 }
 
+// Functions that a product applies to its result.
+Block activation_block(const std::string& name, DType type) {
+  static const std::pair<const char*, Blocks> all[] = {
+      {"relu", kOneAny<Relu>}, {"gelu", kOneFloat<Gelu>}, {"gelu_tanh", kOneFloat<GeluTanh>},
+      {"silu", kOneFloat<Silu>}, {"tanh", kOneFloat<Tanh>}, {"sigmoid", kOneFloat<Sigmoid>},
+  };
+  for (const auto& [known, blocks] : all)
+    if (name == known) return blocks.of(type);
+  return nullptr;
+}
+
 }  // namespace keepdim::ggml

@@ -1,5 +1,6 @@
 // Rows of products: linear layers, matrix products.
 #include <algorithm>
+#include <utility>
 
 #include "ops.h"
 
@@ -29,22 +30,33 @@ Tensor transposed(Tensor x) {
   return x;
 }
 
+// A product with what belongs to it, in the dtype it is computed in.
+struct Operands {
+  Tensor out, x, bias;            // no bias: no buffer
+  const float* packed = nullptr;  // instead of a weight
+  Block activation = nullptr;
+};
+
 // [..., m, k] @ [..., k, n] + [n] for operands of the same batch, as they lie.
-Tensor product(Build& b, Tensor out, const Tensor& x, const Tensor& y, const Tensor& bias) {
+Tensor product(Build& b, const Operands& p, const Tensor& y) {
+  Tensor out = p.out;
   b.allocate(out);
   const int last = out.rank - 1;
   auto* job = b.make<ProductJob>();
   job->m = out.dims[last - 1];
   job->n = out.dims[last];
-  job->k = x.dims[last];
-  job->a_row = x.strides[last - 1];
-  job->a_step = x.strides[last];
+  job->k = p.x.dims[last];
+  job->a_row = p.x.strides[last - 1];
+  job->a_step = p.x.strides[last];
   job->b_step = y.strides[last - 1];
   job->b_column = y.strides[last];
-  for (int d = 0; d < last - 1; ++d) job->loop.push(out.dims[d], out.strides[d], x.strides[d], y.strides[d]);
+  job->packed = p.packed;
+  job->activation = p.activation;
+  for (int d = 0; d < last - 1; ++d) job->loop.push(out.dims[d], out.strides[d], p.x.strides[d], y.strides[d]);
   job->loop.merge();
   const double cost = static_cast<double>(out.count()) * static_cast<double>(job->k);
-  b.step(product_kernel(), job, out, {&x, &y, &bias}, cost);
+  const Tensor nothing;
+  b.step(product_kernel(out.dtype), job, out, {&p.x, p.packed ? &nothing : &y, &p.bias}, cost);
   return out;
 }
 
@@ -53,26 +65,49 @@ Tensor product(Build& b, Tensor out, const Tensor& x, const Tensor& y, const Ten
 bool prefers_ggml(const Tensor& w, int64_t rows) {
   const int64_t k = w.dims[w.rank - 1], n = w.dims[w.rank - 2], width = w.width();
   const bool lies = (k == 1 || w.strides[w.rank - 1] == width) && (n == 1 || w.strides[w.rank - 2] >= width);
-  return lies && rows < (k % 16 == 0 && n % 4 == 0 ? 32 : 6);
+  return w.dtype == DType::f32 && lies && rows < (k % 16 == 0 && n % 4 == 0 ? 32 : 6);
 }
 
-// All rows of x times one w [n, k], plus a bias [n] where there is one.
-Tensor rows_product(Build& b, const Tensor& x, const Tensor& w, const Tensor* bias) {
-  const Tensor& out = b.out();
+Tensor activate(Build& b, Block block, const Tensor& x) {
+  return block ? b.map(block, x.dtype, x.dtype, x, {&x}, {}, 10) : x;
+}
+
+// All rows of x times one w [n, k].
+Tensor rows_product(Build& b, Operands p, const Tensor& w) {
+  const Tensor out = p.out;
   const int64_t n = w.dims[0], k = w.dims[1], m = out.count() / n;
-  if (k == 0 || prefers_ggml(w, m)) {
-    const Tensor y = k == 0 ? zeros(b) : b.mul_mat(out, w, b.contiguous(x), m, Loop());
-    return bias ? add_bias(b, y, *bias) : y;
+  if (!p.packed && prefers_ggml(w, m)) {
+    Tensor y = b.mul_mat(out, w, b.contiguous(p.x), m, Loop());
+    if (p.bias.buffer >= 0) y = add_bias(b, y, p.bias);
+    return activate(b, p.activation, y);
   }
-  Tensor rows = b.contiguous(x), flat = out, result = out;
-  rows.rank = flat.rank = 2;
-  rows.dims[0] = flat.dims[0] = m;
-  rows.dims[1] = k;
-  flat.dims[1] = n;
-  rows.pack();
-  flat.pack();
-  result.buffer = product(b, flat, rows, transposed(w), bias ? b.contiguous(*bias) : Tensor()).buffer;
-  return result;
+  p.x = b.contiguous(p.x);
+  p.bias = b.contiguous(p.bias);
+  p.x.rank = p.out.rank = 2;
+  p.x.dims[0] = p.out.dims[0] = m;
+  p.x.dims[1] = k;
+  p.out.dims[1] = n;
+  p.x.pack();
+  p.out.pack();
+  // Functions of other dtypes stand alone.
+  const Block after = out.dtype == DType::f32 ? nullptr : std::exchange(p.activation, nullptr);
+  Tensor result = out;
+  result.buffer = product(b, p, transposed(w)).buffer;
+  return activate(b, after, result);
+}
+
+// The product's own form of the result, its activation and its packed weight.
+Operands operands(Build& b) {
+  Operands p;
+  p.out = b.out();
+  p.out.dtype = compute_type(p.out.dtype);
+  p.out.pack();
+  p.packed = b.packed();
+  if (const Attr* name = b.attr("activation")) {
+    p.activation = activation_block(std::get<std::string>(*name), p.out.dtype);
+    if (!p.activation) b.refuse("activation '" + std::get<std::string>(*name) + "' is not known.");
+  }
+  return p;
 }
 
 Tensor linear(Build& b) {
@@ -85,7 +120,10 @@ Tensor linear(Build& b) {
   if (b.has(2) && (b.in(2).rank != 1 || b.in(2).dims[0] != w.dims[0]))
     b.refuse("bias " + dims_text(b.in(2)) + " does not fit weight " + dims_text(w) + ".");
   if (out.count() == 0) return out;
-  return rows_product(b, x, w, b.has(2) ? &b.in(2) : nullptr);
+  Operands p = operands(b);
+  p.x = b.cast(x, p.out.dtype);
+  if (b.has(2)) p.bias = b.cast(b.in(2), p.out.dtype);
+  return b.cast(rows_product(b, p, p.packed ? w : b.cast(w, p.out.dtype)), out.dtype);
 }
 
 void check_matmul(Build& b) {
@@ -108,22 +146,27 @@ Tensor matmul(Build& b) {
   const Tensor& out = b.out();
   if (out.count() == 0) return out;
   if (b.in(0).dims[b.in(0).rank - 1] == 0) return zeros(b);
-  const Tensor x = expand_batch(b.in(0), out), y = expand_batch(b.in(1), out);
+  Operands p = operands(b);
+  p.x = expand_batch(b.cast(b.in(0), p.out.dtype), out);
+  const Tensor y = expand_batch(p.packed ? b.in(1) : b.cast(b.in(1), p.out.dtype), out);
   Tensor w = transposed(y);  // [..., n, k]
   const int64_t m = out.dims[out.rank - 2];
   Loop batch;
-  for (int d = 0; d + 2 < out.rank; ++d) batch.push(out.dims[d], out.strides[d], x.strides[d], w.strides[d]);
+  for (int d = 0; d + 2 < out.rank; ++d) batch.push(out.dims[d], p.out.strides[d], p.x.strides[d], w.strides[d]);
   batch.merge();
   const bool shared = std::all_of(batch.strides[2], batch.strides[2] + batch.rank, [](int64_t s) { return s == 0; });
-  if (shared && x.contiguous()) {  // one matrix for the whole batch
+  Tensor result;
+  if (p.packed || (shared && p.x.contiguous())) {  // one matrix for the whole batch
     std::copy(w.dims + w.rank - 2, w.dims + w.rank, w.dims);
     std::copy(w.strides + w.rank - 2, w.strides + w.rank, w.strides);
     w.rank = 2;
-    return rows_product(b, x, w, nullptr);
+    result = rows_product(b, p, w);
+  } else if (p.x.contiguous() && prefers_ggml(w, m) && batch.rank <= 2) {  // as many as ggml has
+    result = b.mul_mat(p.out, w, p.x, m, batch);
+  } else {
+    result = product(b, p, y);
   }
-  // ggml has two dims of batch, and reads contiguous rows.
-  if (x.contiguous() && prefers_ggml(w, m) && batch.rank <= 2) return b.mul_mat(out, w, x, m, batch);
-  return product(b, out, x, y, Tensor());
+  return b.cast(result, out.dtype);
 }
 
 // ---- attention
@@ -199,15 +242,29 @@ Tensor attention(Build& b) {
   return out;
 }
 
+constexpr TypeMask kNumbers = kAll & ~bit(DType::boolean);
+constexpr Attrs kActivation = {{"activation", AttrKind::text, false}};
 constexpr Attrs kAttention = {{"scale", AttrKind::number, true}, {"causal", AttrKind::flag, false}};
 
 constexpr Row kRows[] = {
-    {"matmul", {2, 2, 0, "TT>T", kF32, {}}, matmul},
-    {"linear", {2, 3, 4, "TTT>T", kF32, {}}, linear},
+    {"matmul", {2, 2, 0, "TT>T", kNumbers, {}}, matmul},
+    {"linear", {2, 3, 4, "TTT>T", kNumbers, kActivation}, linear},
     {"sdpa", {3, 4, 8, "TTTm>T", kHalfOrSingle, kAttention, true}, attention},
 };
 
 }  // namespace
+
+Weight weight_of(const Program& program, const Node& node) {
+  Weight w;
+  const bool linear = node.op == "linear";
+  if (!linear && node.op != "matmul") return w;
+  const Value& value = program.values[node.ins[1]];
+  if (value.kind != Value::Kind::constant || value.dims.size() != 2 || compute_type(value.dtype) != DType::f32) return w;
+  const DimTable& dims = program.contract.dims;
+  const int64_t rows = dims.node(value.dims[0]).value, columns = dims.node(value.dims[1]).value;
+  if (!dims.is_constant(value.dims[0]) || !dims.is_constant(value.dims[1]) || rows == 0 || columns == 0) return w;
+  return linear ? Weight{node.ins[1], columns, rows, 1, columns} : Weight{node.ins[1], rows, columns, columns, 1};
+}
 
 Table product_rows() { return {kRows, std::size(kRows)}; }
 

@@ -1,53 +1,75 @@
 // A matrix product of our own, for what ggml's takes only after copies or slowly: a second operand along n, rows of
-// any length, batches. Panels of the second operand are packed as they are needed, so its strides do not matter.
+// any length, batches. Panels of the second operand are packed once when it is a weight, else as they are needed.
 #include "tile.h"
 
 namespace keepdim::ggml {
 namespace {
 
-constexpr int64_t kDepth = 256;  // of a packed panel, which stays in the first cache
-constexpr int64_t kRows = 240;   // of the first operand, which stay in the second; whole tiles
+constexpr int64_t kDepth = 256;          // of a packed panel, which stays in the first cache
+constexpr int64_t kBlock = 64 * 1024;    // elements of the first operand, which stay in the second
 
 // b[k, c] for depth * kWidth elements, with zeros beyond `columns`.
-void pack(float* panel, const char* b, const ProductJob& job, int64_t depth, int64_t columns) {
+void pack(float* panel, const char* b, int64_t step, int64_t column, int64_t depth, int64_t columns) {
   if (columns < kWidth) std::fill(panel, panel + depth * kWidth, 0.0f);
-  if (job.b_column == sizeof(float)) {
-    for (int64_t k = 0; k < depth; ++k) std::memcpy(panel + k * kWidth, b + k * job.b_step, columns * sizeof(float));
+  if (column == sizeof(float)) {
+    for (int64_t k = 0; k < depth; ++k) std::memcpy(panel + k * kWidth, b + k * step, columns * sizeof(float));
     return;
   }
   for (int64_t c = 0; c < columns; ++c) {
-    const char* from = b + c * job.b_column;
+    const char* from = b + c * column;
     float* to = panel + c;
-    for (int64_t k = 0; k < depth; ++k) to[k * kWidth] = *reinterpret_cast<const float*>(from + k * job.b_step);
+    for (int64_t k = 0; k < depth; ++k) to[k * kWidth] = *reinterpret_cast<const float*>(from + k * step);
   }
 }
 
-// Rows [begin, end) of one panel's columns.
-void panel_product(const ProductJob& job, float* y, const char* a, const char* b, const float* bias, Span rows,
-                   int64_t columns) {
+// What one panel's product needs to know: operands at its first element.
+struct Part {
+  float* y;
+  const char *a, *b;
+  const float *packed, *bias;
+  Span rows;
+  int64_t columns;
+};
+
+void panel_product(const ProductJob& job, const Part& part) {
   alignas(64) float panel[kDepth * kWidth];
   static constexpr float zeros[kWidth] = {};
   // Few rows do not pay for packing what can be read in place.
-  const bool direct = columns == kWidth && job.b_column == sizeof(float) && rows.end - rows.begin <= 2 * kHeight;
-  for (int64_t k = 0; k < job.k; k += kDepth) {
+  const bool direct = part.columns == kWidth && job.b_column == sizeof(float) && part.rows.end - part.rows.begin <= 2 * kHeight;
+  const int64_t slices = std::max<int64_t>(1, (job.k + kDepth - 1) / kDepth);
+  for (int64_t s = 0; s < slices; ++s) {
+    const Span span = share(job.k, static_cast<int>(s), static_cast<int>(slices));
+    const int64_t k = span.begin;
     Tile tile;
-    tile.depth = std::min(kDepth, job.k - k);
-    tile.columns = columns;
+    tile.depth = span.end - k;
+    tile.columns = part.columns;
     tile.y_pitch = job.n;
     tile.a_row = job.a_row;
     tile.a_step = job.a_step;
-    const char* bk = b + k * job.b_step;
-    if (!direct) pack(panel, bk, job, tile.depth, columns);
-    tile.b = direct ? reinterpret_cast<const float*>(bk) : panel;
-    tile.b_step = direct ? job.b_step / static_cast<int64_t>(sizeof(float)) : kWidth;
-    for (int64_t r = rows.begin; r < rows.end; r += kHeight) {
-      tile.y = y + r * job.n;
-      tile.start = k ? tile.y : bias ? bias : zeros;
+    tile.b_step = kWidth;
+    if (part.packed) {
+      tile.b = part.packed + k * kWidth;
+    } else if (direct) {
+      tile.b = reinterpret_cast<const float*>(part.b + k * job.b_step);
+      tile.b_step = job.b_step / static_cast<int64_t>(sizeof(float));
+    } else {
+      pack(panel, part.b + k * job.b_step, job.b_step, job.b_column, tile.depth, part.columns);
+      tile.b = panel;
+    }
+    for (int64_t r = part.rows.begin; r < part.rows.end; r += kHeight) {
+      const int64_t height = std::min<int64_t>(kHeight, part.rows.end - r);
+      tile.y = part.y + r * job.n;
+      tile.start = k ? tile.y : part.bias ? part.bias : zeros;
       tile.start_pitch = k ? job.n : 0;
-      tile.a = a + r * job.a_row + k * job.a_step;
-      const int64_t height = std::min<int64_t>(kHeight, rows.end - r);
-      if (columns == kWidth) multiply_rows<2, true>(tile, height);
+      tile.a = part.a + r * job.a_row + k * job.a_step;
+      if (part.columns == kWidth) multiply_rows<2, true>(tile, height);
       else multiply_rows<2, false>(tile, height);
+      if (job.activation && s + 1 == slices)
+        for (int64_t i = 0; i < height; ++i) {
+          float* y = tile.y + i * job.n;
+          const void* x = y;
+          job.activation({}, y, &x, 0, part.columns);
+        }
     }
   }
 }
@@ -56,7 +78,8 @@ void product(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ProductJob*>(userdata);
   const int64_t panels = (job.n + kWidth - 1) / kWidth, tiles = (job.m + kHeight - 1) / kHeight;
   // The rows are cut where the cache asks for it, and further when there is too little else to share out.
-  int64_t parts = (job.m + kRows - 1) / kRows;
+  const int64_t most = std::max<int64_t>(4 * kHeight, kBlock / std::max<int64_t>(job.k, 1));
+  int64_t parts = (job.m + most - 1) / most;
   const int64_t units = job.loop.count() * panels * parts;
   if (nth > 1 && units < 4 * nth) parts = std::min(tiles, parts * ((4 * nth + units - 1) / units));
   constexpr int64_t w = sizeof(float);
@@ -66,16 +89,53 @@ void product(ggml_tensor*, int ith, int nth, void* userdata) {
   each_row(loop, kWidth * job.k * (job.m / parts + 1), ith, nth, [&](int64_t position, const int64_t* offset) {
     const int64_t panel = position % panels, part = position / panels % parts;
     const Span span = share(tiles, static_cast<int>(part), static_cast<int>(parts));
-    const Span rows{span.begin * kHeight, std::min(span.end * kHeight, job.m)};
-    const float* bias = job.data[3] ? static_cast<const float*>(job.data[3]) + panel * kWidth : nullptr;
-    const int64_t columns = std::min<int64_t>(kWidth, job.n - panel * kWidth);
-    panel_product(job, at<float>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]),
-                  at<char>(job.data[2], offset[2]), bias, rows, columns);
+    panel_product(job, {at<float>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]),
+                        job.packed ? nullptr : at<char>(job.data[2], offset[2]),
+                        job.packed ? job.packed + panel * kWidth * job.k : nullptr,
+                        job.data[3] ? static_cast<const float*>(job.data[3]) + panel * kWidth : nullptr,
+                        {span.begin * kHeight, std::min(span.end * kHeight, job.m)},
+                        std::min<int64_t>(kWidth, job.n - panel * kWidth)});
+  });
+}
+
+// The same for other dtypes, where nothing is known to be in a hurry.
+template <class T>
+void plain_product(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const ProductJob*>(userdata);
+  Loop loop = job.loop;
+  loop.push(job.m, job.n * static_cast<int64_t>(sizeof(T)), job.a_row, 0);
+  each_row(loop, job.n * job.k, ith, nth, [&](int64_t, const int64_t* offset) {
+    T* y = at<T>(job.data[0], offset[0]);
+    const char* a = at<char>(job.data[1], offset[1]);
+    const char* b = at<char>(job.data[2], offset[2]);
+    if (job.data[3]) std::memcpy(y, job.data[3], job.n * sizeof(T));
+    else std::fill(y, y + job.n, T(0));
+    for (int64_t k = 0; k < job.k; ++k) {
+      const T value = *reinterpret_cast<const T*>(a + k * job.a_step);
+      const char* row = b + k * job.b_step;
+      for (int64_t c = 0; c < job.n; ++c)
+        y[c] = Add::f(y[c], Mul::f(value, *reinterpret_cast<const T*>(row + c * job.b_column)));
+    }
   });
 }
 
 }  // namespace
 
-Kernel product_kernel() { return product; }
+int64_t packed_floats(int64_t k, int64_t n) { return (n + kWidth - 1) / kWidth * kWidth * k; }
+
+void pack_weight(float* packed, const void* weight, int64_t k, int64_t n, int64_t step, int64_t column) {
+  for (int64_t c = 0; c < n; c += kWidth)
+    pack(packed + c * k, static_cast<const char*>(weight) + c * column, step, column, k, std::min<int64_t>(kWidth, n - c));
+}
+
+Kernel product_kernel(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return product;
+    case DType::f64: return plain_product<double>;
+    case DType::i64: return plain_product<int64_t>;
+    case DType::i32: return plain_product<int32_t>;
+    default: return nullptr;
+  }
+}
 
 }  // namespace keepdim::ggml

@@ -15,6 +15,9 @@ constexpr int kHeight = 6, kVector = 8;
 constexpr int kWidth = 2 * kVector;
 using Vector = float __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(float)), may_alias));
 
+inline Vector load(const float* x) { return *reinterpret_cast<const Vector*>(x); }
+inline void store(float* y, Vector x) { *reinterpret_cast<Vector*>(y) = x; }
+
 struct Tile {
   float* y;
   int64_t y_pitch;     // in elements
@@ -28,35 +31,69 @@ struct Tile {
 };
 
 // y[r, c] = start[r, c] + sum over k of a[r, k] * b[k, c]. b has `vectors` of columns, y and start have `columns`.
-template <int height, int vectors, bool whole>
+// `dense`: a's steps and b's columns follow each other without gaps.
+template <int height, int vectors, bool whole, bool dense>
 void multiply(const Tile& t) {
-  Vector acc[height][vectors] = {};
-  const size_t row_bytes = (whole ? vectors * kVector : t.columns) * sizeof(float);
-  for (int r = 0; r < height; ++r) std::memcpy(acc[r], t.start + r * t.start_pitch, row_bytes);
+  // Few rows go through several sums, or each step would wait for the one before.
+  constexpr int sums = height * vectors >= 8 ? 1 : height * vectors >= 4 ? 2 : 4;
+  Vector acc[sums][height][vectors] = {};
+  const size_t row_bytes = t.columns * sizeof(float);
+  if constexpr (whole) {
+#pragma GCC unroll 16
+    for (int r = 0; r < height; ++r)
+      for (int v = 0; v < vectors; ++v) acc[0][r][v] = load(t.start + r * t.start_pitch + v * kVector);
+  } else {
+    for (int r = 0; r < height; ++r) std::memcpy(acc[0][r], t.start + r * t.start_pitch, row_bytes);
+  }
+  const int64_t a_step = dense ? sizeof(float) : t.a_step, b_step = dense ? vectors * kVector : t.b_step;
   const char* a = t.a;
   const float* b = t.b;
-  for (int64_t k = 0; k < t.depth; ++k, a += t.a_step, b += t.b_step) {
+  const auto step = [&](Vector (&to)[height][vectors]) {
     Vector columns[vectors];
-    for (int v = 0; v < vectors; ++v) columns[v] = *reinterpret_cast<const Vector*>(b + v * kVector);
+    for (int v = 0; v < vectors; ++v) columns[v] = load(b + v * kVector);
 #pragma GCC unroll 16
     for (int r = 0; r < height; ++r) {
       const float value = *reinterpret_cast<const float*>(a + r * t.a_row);
-      for (int v = 0; v < vectors; ++v) acc[r][v] += value * columns[v];
+      for (int v = 0; v < vectors; ++v) to[r][v] += value * columns[v];
     }
+    a += a_step;
+    b += b_step;
+  };
+  constexpr int unroll = sums;
+  int64_t k = 0;
+  for (; k + unroll <= t.depth; k += unroll) {
+#pragma GCC unroll 4
+    for (int i = 0; i < unroll; ++i) step(acc[i % sums]);
   }
-  for (int r = 0; r < height; ++r) std::memcpy(t.y + r * t.y_pitch, acc[r], row_bytes);
+  for (; k < t.depth; ++k) step(acc[0]);
+#pragma GCC unroll 4
+  for (int i = 1; i < sums; ++i)
+#pragma GCC unroll 16
+    for (int r = 0; r < height; ++r)
+      for (int v = 0; v < vectors; ++v) acc[0][r][v] += acc[i][r][v];
+  if constexpr (whole) {
+#pragma GCC unroll 16
+    for (int r = 0; r < height; ++r)
+      for (int v = 0; v < vectors; ++v) store(t.y + r * t.y_pitch + v * kVector, acc[0][r][v]);
+  } else {
+    for (int r = 0; r < height; ++r) std::memcpy(t.y + r * t.y_pitch, acc[0][r], row_bytes);
+  }
 }
 
-template <int vectors, bool whole, int... height>
+template <int vectors, bool whole, bool dense, int... height>
 void multiply_rows(const Tile& tile, int64_t rows, std::integer_sequence<int, height...>) {
-  static constexpr void (*kernels[])(const Tile&) = {multiply<height + 1, vectors, whole>...};
+  static constexpr void (*kernels[])(const Tile&) = {multiply<height + 1, vectors, whole, dense>...};
   kernels[rows - 1](tile);
 }
 
 // 1 to kHeight rows.
 template <int vectors, bool whole>
 void multiply_rows(const Tile& tile, int64_t rows) {
-  multiply_rows<vectors, whole>(tile, rows, std::make_integer_sequence<int, kHeight>());
+  constexpr auto heights = std::make_integer_sequence<int, kHeight>();
+  if (tile.a_step == sizeof(float) && tile.b_step == vectors * kVector)
+    multiply_rows<vectors, whole, true>(tile, rows, heights);
+  else
+    multiply_rows<vectors, whole, false>(tile, rows, heights);
 }
 
 }  // namespace keepdim::ggml
