@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "loops.h"
+#include "tile.h"
 
 namespace keepdim::ggml {
 namespace {
@@ -145,17 +145,24 @@ void softmax(ggml_tensor*, int ith, int nth, void* userdata) {
   });
 }
 
-// The sum of (x - shift)^2, in the same blocks as Reducer.
-double sum_squares(const float* x, int64_t n, float shift) {
+// The sum of f(x), in the same blocks as Reducer.
+template <class F>
+double sum_of(const float* x, int64_t n, F f) {
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += kBlock, x += kBlock) {
     const int64_t m = std::min(kBlock, n - begin);
-    float lanes[kLanes] = {};
+    constexpr int sums = 4;
+    Vector acc[sums] = {};
     int64_t i = 0;
-    for (; i + kLanes <= m; i += kLanes)
-      for (int l = 0; l < kLanes; ++l) lanes[l] += (x[i + l] - shift) * (x[i + l] - shift);
-    for (; i < m; ++i) lanes[0] += (x[i] - shift) * (x[i] - shift);
-    for (int l = 0; l < kLanes; ++l) total += lanes[l];
+    for (; i + sums * kVector <= m; i += sums * kVector)
+#pragma GCC unroll 4
+      for (int s = 0; s < sums; ++s) acc[s] += f(load(x + i + s * kVector));
+    for (; i + kVector <= m; i += kVector) acc[0] += f(load(x + i));
+    for (; i < m; ++i) total += f(x[i]);
+    const Vector all = (acc[0] + acc[1]) + (acc[2] + acc[3]);
+    double halves[kVector / 2];
+    for (int l = 0; l < kVector / 2; ++l) halves[l] = static_cast<double>(all[l]) + all[l + kVector / 2];
+    for (int l = 0; l < kVector / 2; ++l) total += halves[l];
   }
   return total;
 }
@@ -169,8 +176,8 @@ void norm(ggml_tensor*, int ith, int nth, void* userdata) {
   each_row(job.loop, n * 3, ith, nth, [&](int64_t, const int64_t* offset) {
     float* y = at<float>(job.data[0], offset[0]);
     const float* x = at<float>(job.data[1], offset[1]);
-    const float mean = centred ? static_cast<float>(Reducer<Add, float>::run(x, n) / static_cast<double>(n)) : 0.0f;
-    const double variance = sum_squares(x, n, mean) / static_cast<double>(n);
+    const float mean = centred ? static_cast<float>(sum_of(x, n, [](auto v) { return v; }) / static_cast<double>(n)) : 0.0f;
+    const double variance = sum_of(x, n, [&](auto v) { return (v - mean) * (v - mean); }) / static_cast<double>(n);
     const float scale = static_cast<float>(1.0 / std::sqrt(variance + job.eps));
     if (weight && bias) {
 #pragma GCC ivdep

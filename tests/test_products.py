@@ -1,0 +1,66 @@
+"""What no ATen op says by itself: a product's activation, and where its packed weights are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+
+from keepdim import _native
+from keepdim.contract import Contract, Source, Spec, Symbol
+from keepdim.dims import Dim
+from keepdim.program import Node, Program, Value
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+K, N = 40, 37
+
+
+def program(activation: str, constant: bool) -> Program:
+    """y [n, 37] = activation(x [n, 40] @ w.T + b); the weights are constants or inputs."""
+    n, k, c = Dim.symbol("n", 1, 512), Dim.const(K), Dim.const(N)
+    kind = "const" if constant else "input"
+    values = [
+        Value("w", "f32", (c, k), kind, "w" if constant else ""),
+        Value("b", "f32", (c,), kind, "b" if constant else ""),
+    ]
+    specs = [Spec("x", "f32", (n, k))] + ([] if constant else [Spec(v.name, "f32", v.dims) for v in values])
+    contract = Contract(
+        (Symbol("n", 1, 512, Source("size", 0, 0, Dim.const(1), Dim.const(0))),),
+        tuple(specs), (), (Spec("y", "f32", (n, c)),),
+    )  # fmt: skip
+    inner = tuple(values) if constant else ()
+    node = Node("linear", (0, 1, 2), (3,), {"activation": activation})
+    return Program(contract, (*inner, Value("y", "f32", (n, c), "temp")), (node,), (3,))
+
+
+@pytest.mark.parametrize("constant", [True, False], ids=["packed", "as it lies"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation(name: str, constant: bool) -> None:
+    """Applied to the sum with the bias, at few rows and many, for weights of both kinds."""
+    torch.manual_seed(0)
+    w, b = torch.randn(N, K), torch.randn(N)
+    weights = {"w": w.numpy().tobytes(), "b": b.numpy().tobytes()} if constant else {}
+    run = _native.Delegate("ggml", program(name, constant).to_json(), weights).run
+    for rows in (1, 7, 300, 7):
+        x = torch.randn(rows, K)
+        args = [x.numpy()] if constant else [x.numpy(), w.numpy(), b.numpy()]
+        got = torch.from_numpy(numpy.asarray(run(args)[0]))
+        torch.testing.assert_close(got, ACTIVATIONS[name](F.linear(x, w, b)))
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    """With the name in the sentence."""
+    run = _native.Delegate("ggml", program("cube", False).to_json(), {}).run
+    zeros = [numpy.zeros(s, dtype=numpy.float32) for s in ((2, K), (N, K), (N,))]
+    with pytest.raises(_native.Error, match="activation 'cube' is not known"):
+        run(zeros)
