@@ -38,7 +38,7 @@ from .program import Program
 from .propagate import settle
 from .signature import CONTRACT_METHOD
 
-# ExecuTorch runs these on sizes, but its check of the Edge dialect does not list them; nor ops that only we have.
+# ExecuTorch runs these on sizes, but its check of the Edge dialect lists neither them nor rows beyond Core ATen.
 SIZE_FUNCTIONS = (torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite)
 ENGINES: dict[str, Callable[[dict[str, str]], Partitioner]] = {"ggml": GgmlPartitioner}
 

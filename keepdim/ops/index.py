@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from .table import Args, Shape, Sink, aten, op
+from typing import Any
+
+from ..dims import Dim, decide
+from .table import Args, Shape, Sink, Unsupported, aten, axis_of, cast, op, reshape
+
+ONE = (Dim.const(1),)
+LEAST = {"i8": -(2**7), "u8": 0, "i16": -(2**15), "i32": -(2**31), "i64": -(2**63), "bool": 0}
+MOST = {"i8": 2**7 - 1, "u8": 2**8 - 1, "i16": 2**15 - 1, "i32": 2**31 - 1, "i64": 2**63 - 1, "bool": 1}
 
 
 def _embedding(b: Sink, name: str, a: Args, out: Shape) -> int:
@@ -10,4 +17,152 @@ def _embedding(b: Sink, name: str, a: Args, out: Shape) -> int:
     return b.emit(name, [a.tensor("weight"), a.tensor("indices")], out)
 
 
+def _whole(b: Sink, value: int) -> int:
+    """A rank-0 value as a list of one."""
+    return reshape(b, value, ONE) if not b.shape(value).dims else value
+
+
+def _index_select(b: Sink, name: str, a: Args, out: Shape) -> int:
+    x, axis = _whole(b, a.tensor("self")), axis_of(a, "dim", len(b.shape(a.tensor("self")).dims))
+    shape = Shape(out.dtype, out.dims or ONE)
+    return reshape(b, b.emit(name, [x, _whole(b, a.tensor("index"))], shape, dim=Dim.const(axis)), out.dims)
+
+
+# ---------------------------------------------------------------- along a dim
+def _gather(b: Sink, name: str, a: Args, out: Shape) -> int:
+    a.ignore("sparse_grad")
+    axis = axis_of(a, "dim", len(b.shape(a.tensor("self")).dims))
+    x, index = _whole(b, a.tensor("self")), _whole(b, a.tensor("index"))
+    y = b.emit(name, [x, index], Shape(out.dtype, b.shape(index).dims), dim=Dim.const(axis))
+    return reshape(b, y, out.dims)
+
+
+def _full(b: Sink, dtype: str, dims: tuple[Dim, ...], value: Any) -> int:
+    one = b.emit("full", [], Shape(dtype, ()), value=value)
+    return b.emit("expand", [one], Shape(dtype, dims)) if dims else one
+
+
+def _first_of(reduce: str, dtype: str) -> Any:
+    """What a reduction starts from."""
+    if reduce in ("amax", "amin"):
+        ends = {"amax": LEAST, "amin": MOST}[reduce]
+        return Dim.const(ends[dtype]) if dtype in ends else float("-inf" if reduce == "amax" else "inf")
+    return Dim.const(1 if reduce == "prod" else 0)
+
+
+class _Scatter:
+    """Writes along a dim: x and its index are the same for each of the steps that one op may take."""
+
+    def __init__(self, b: Sink, a: Args):
+        axis = axis_of(a, "dim", len(b.shape(a.tensor("self")).dims))
+        self.b, self.dim = b, Dim.const(axis)
+        self.x, self.index = _whole(b, a.tensor("self")), _whole(b, a.tensor("index"))
+        self.places = b.shape(self.index).dims
+
+    def put(self, x: int, src: int) -> int:
+        return self.b.emit("scatter", [x, self.index, src], self.b.shape(x), dim=self.dim)
+
+    def fill(self, x: int, value: Any) -> int:
+        return self.put(x, _full(self.b, self.b.shape(x).dtype, self.places, value))
+
+    def reduce(self, x: int, src: int, how: str) -> int:
+        return self.b.emit("scatter_reduce", [x, self.index, src], self.b.shape(x), dim=self.dim, reduce=how)
+
+    def combine(self, src: int, how: str, include_self: bool) -> int:
+        """scatter_reduce as torch has it: without itself, an element that is written to starts from nothing."""
+        b, (dtype, dims) = self.b, self.b.shape(self.x)
+        kind = "sum" if how == "mean" else how
+        x = self.x if include_self else self.fill(self.x, _first_of(kind, dtype))
+        total = self.reduce(x, src, kind)
+        if how != "mean":
+            return total
+        counts = _full(b, "i64", dims, Dim.const(1))
+        counts = counts if include_self else self.fill(counts, Dim.const(0))
+        counts = self.reduce(counts, _full(b, "i64", self.places, Dim.const(1)), "sum")
+        counts = cast(b, b.emit("clamp", [counts], b.shape(counts), min=Dim.const(1)), dtype)
+        floats = dtype in ("f16", "bf16", "f32", "f64")
+        return b.emit("div" if floats else "div_floor", [total, counts], b.shape(total))
+
+
+def _scatter(b: Sink, name: str, a: Args, out: Shape) -> int:
+    s = _Scatter(b, a)
+    if "src" in a.tensor_names:
+        src = _whole(b, a.tensor("src"))
+    else:
+        src = _full(b, out.dtype, s.places, a.number("value"))
+    how = a.plain("reduce") if "reduce" in a.names else None
+    kinds = {None: None, "add": "sum", "multiply": "prod"}
+    if how not in kinds:
+        raise Unsupported(f"reduce = {how!r} is not handled")
+    kind = kinds[how]
+    return reshape(b, s.put(s.x, src) if kind is None else s.reduce(s.x, src, kind), out.dims)
+
+
+def _scatter_add(b: Sink, name: str, a: Args, out: Shape) -> int:
+    s = _Scatter(b, a)
+    return reshape(b, s.reduce(s.x, _whole(b, a.tensor("src")), "sum"), out.dims)
+
+
+def _scatter_reduce(b: Sink, name: str, a: Args, out: Shape) -> int:
+    s = _Scatter(b, a)
+    include = a.plain("include_self")
+    return reshape(
+        b, s.combine(_whole(b, a.tensor("src")), a.plain("reduce"), include is None or bool(include)), out.dims
+    )
+
+
+# ---------------------------------------------------------------- by several indices
+def _indices(b: Sink, a: Args) -> tuple[list[int], tuple[Dim, ...]]:
+    """The index tensors, and the dims that they index."""
+    given = [(d, i) for d, i in enumerate(a.tensors("indices")) if i is not None]
+    return [i for _, i in given], tuple(Dim.const(d) for d, _ in given)
+
+
+def _mask(b: Sink, indices: list[int]) -> bool:
+    return any(b.shape(i).dtype in ("bool", "u8") for i in indices)
+
+
+def _index(b: Sink, name: str, a: Args, out: Shape) -> int:
+    x = a.tensor("self")
+    indices, dims = _indices(b, a)
+    if _mask(b, indices):
+        raise Unsupported("the size of what a mask selects depends on data")
+    return b.emit(name, [x, *indices], out, dims=dims) if indices else x
+
+
+def _put_mask(b: Sink, a: Args, out: Shape, mask: int, first: int) -> int:
+    """x[mask] = value: a choice between the two, where the value is the same for every element that is chosen."""
+    values, rank = a.tensor("values"), len(b.shape(mask).dims)
+    dims, rest = b.shape(values).dims, len(out.dims) - first - rank
+    if a.plain("accumulate") or first or b.shape(mask).dtype != "bool":
+        raise Unsupported("a mask is handled in front and without accumulate alone")
+    if len(dims) > rest and not (len(dims) == rest + 1 and dims[0].value == 1):
+        raise Unsupported("how many values a mask takes depends on data")
+    for have, want in zip(b.shape(mask).dims, out.dims, strict=False):
+        if decide(have, "eq", want) is not True:
+            raise Unsupported(f"whether a mask of {have} fits {want} depends on the call")
+    values = reshape(b, cast(b, values, out.dtype), dims[len(dims) - min(rest, len(dims)) :])
+    return b.emit("where", [reshape(b, mask, b.shape(mask).dims + ONE * rest), values, a.tensor("self")], out)
+
+
+def _index_put(b: Sink, name: str, a: Args, out: Shape) -> int:
+    indices, dims = _indices(b, a)
+    a.ignore("unsafe")
+    if _mask(b, indices):
+        if len(indices) > 1:
+            raise Unsupported("a mask beside other indices is not handled")
+        return _put_mask(b, a, out, indices[0], dims[0].value or 0)
+    if not indices:
+        raise Unsupported("there is no index")
+    name = "index_add" if a.plain("accumulate") else name
+    return b.emit(name, [a.tensor("self"), cast(b, a.tensor("values"), out.dtype), *indices], out, dims=dims)
+
+
 op("embedding", aten.embedding.default, lower=_embedding)
+op("index_select", aten.index_select.default, lower=_index_select)
+op("gather", aten.gather.default, lower=_gather)
+op("scatter", aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce, lower=_scatter)
+op("scatter_reduce", aten.scatter_add.default, lower=_scatter_add)
+op("scatter_reduce", aten.scatter_reduce.two, lower=_scatter_reduce)
+op("index", aten.index.Tensor, aten._unsafe_index.Tensor, lower=_index)
+op("index_put", aten.index_put.default, aten._unsafe_index_put.default, lower=_index_put)

@@ -1,4 +1,4 @@
-"""Reductions, softmax and norms."""
+"""Reductions, softmax, norms, running sums, sorting."""
 
 from __future__ import annotations
 
@@ -7,19 +7,59 @@ from typing import Any
 import torch
 
 from ..dims import Dim
-from .table import Args, Outs, Shape, Sink, Unsupported, aten, axes_of, axis_of, cast, op
+from .table import Args, Outs, Shape, Sink, aten, axes_of, axis_of, cast, op
+
+
+def _axes(a: Args, rank: int) -> tuple[Dim, ...]:
+    return axes_of(a.dims("dim"), rank) if "dim" in a.names else axes_of([], rank)
 
 
 def _reduce(b: Sink, name: str, a: Args, out: Shape) -> int:
     x = cast(b, a.tensor("self"), out.dtype)
     a.ignore("keepdim", "dtype")  # both stand in the result's shape
-    return b.emit(name, [x], out, dims=axes_of(a.dims("dim"), len(b.shape(x).dims)))
+    return b.emit(name, [x], out, dims=_axes(a, len(b.shape(x).dims)))
 
 
-def _softmax(b: Sink, name: str, a: Args, out: Shape) -> int:
-    if a.plain("half_to_float"):
-        raise Unsupported("half_to_float is not handled")
-    a.ignore("dtype")
+def _var(b: Sink, name: str, a: Args, out: Any) -> Outs:
+    """The variance, or its root; for the forms with the mean, both."""
+    first = out[0] if isinstance(out, list) else out
+    x = a.tensor("self")
+    correction = a.number("correction")
+    a.ignore("keepdim")
+    dims = _axes(a, len(b.shape(x).dims))
+    y = b.emit("var", [x], first, dims=dims, correction=Dim.const(1) if correction is None else correction)
+    if name == "sqrt":
+        y = b.emit("sqrt", [y], first)
+    return [y, b.emit("mean", [x], out[1], dims=dims)] if isinstance(out, list) else y
+
+
+def _position(b: Sink, name: str, a: Args, out: Shape) -> int:
+    x = a.tensor("self")
+    a.ignore("keepdim")
+    return b.emit(name, [x], out, dims=_axes(a, len(b.shape(x).dims)))
+
+
+def _with_position(position: str) -> Any:
+    """The largest or smallest along a dim, and where it is."""
+
+    def lower(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
+        x = a.tensor("self")
+        a.ignore("keepdim")
+        dims = _axes(a, len(b.shape(x).dims))
+        return [b.emit(name, [x], out[0], dims=dims), b.emit(position, [x], out[1], dims=dims)]
+
+    return lower
+
+
+def _truth(b: Sink, name: str, a: Args, out: Shape) -> int:
+    x = cast(b, a.tensor("self"), "bool")
+    a.ignore("keepdim")
+    y = b.emit(name, [x], Shape("bool", out.dims), dims=_axes(a, len(b.shape(x).dims)))
+    return cast(b, y, out.dtype)  # that of u8 is u8
+
+
+def _along(b: Sink, name: str, a: Args, out: Shape) -> int:
+    a.ignore("dtype", "half_to_float")  # both stand in the result's dtype
     x = cast(b, a.tensor("self"), out.dtype)
     return b.emit(name, [x], out, dim=Dim.const(axis_of(a, "dim", len(out.dims))))
 
@@ -35,17 +75,63 @@ def _layer_norm(b: Sink, name: str, a: Args, out: Any) -> Outs:
 def _rms_norm(b: Sink, name: str, a: Args, out: Shape) -> int:
     eps = a.plain("eps")
     if eps is None:
-        eps = torch.finfo(torch.float32).eps if out.dtype == "f32" else None
-    if eps is None:
-        raise Unsupported(f"the default eps of {out.dtype} is not handled")
+        eps = torch.finfo(torch.float64 if out.dtype == "f64" else torch.float32).eps  # of what it is computed in
     ins = [a.tensor("input"), a.tensor("weight")]
     return b.emit(name, ins, out, eps=eps, axes=Dim.const(len(a.dims("normalized_shape"))))
 
 
+# ---------------------------------------------------------------- sorting
+def _sorted(b: Sink, x: int, places: Shape, axis: int, descending: bool, values: Shape | None) -> list[int | None]:
+    """Positions, as many as `places` has, and the values there."""
+    dim = Dim.const(axis)
+    order = b.emit("argsort", [x], places, dim=dim, descending=descending)
+    if values is None:
+        return [None, order]
+    if not values.dims:
+        return [x, order]
+    return [b.emit("gather", [x, order], values, dim=dim), order]
+
+
+def _sort(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
+    a.ignore("stable")  # it always is
+    axis = axis_of(a, "dim", len(out[0].dims))
+    return _sorted(b, a.tensor("self"), out[1], axis, bool(a.plain("descending")), out[0])
+
+
+def _argsort(b: Sink, name: str, a: Args, out: Shape) -> int:
+    a.ignore("stable")
+    axis = axis_of(a, "dim", len(out.dims))
+    order = _sorted(b, a.tensor("self"), out, axis, bool(a.plain("descending")), None)[1]
+    assert order is not None
+    return order
+
+
+def _topk(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
+    a.ignore("k", "sorted")  # the result's size says the first; sorted is one of the orders allowed
+    axis = axis_of(a, "dim", len(out[0].dims))
+    largest = a.plain("largest")
+    return _sorted(b, a.tensor("self"), out[1], axis, largest is None or bool(largest), out[0])
+
+
 op("sum", aten.sum.default, aten.sum.dim_IntList, lower=_reduce)
 op("mean", aten.mean.default, aten.mean.dim, lower=_reduce)
+op("prod", aten.prod.default, aten.prod.dim_int, lower=_reduce)
 op("amax", aten.amax.default, aten.max.default, lower=_reduce)
 op("amin", aten.amin.default, aten.min.default, lower=_reduce)
-op("softmax", aten.softmax.int, aten._softmax.default, lower=_softmax)
+op("any", aten.any.default, aten.any.dim, aten.any.dims, lower=_truth)
+op("all", aten.all.default, aten.all.dim, aten.all.dims, lower=_truth)
+op("var", aten.var.correction, aten.var_mean.correction, lower=_var)
+op("sqrt", aten.std.correction, aten.std_mean.correction, lower=_var)
+op("argmax", aten.argmax.default, lower=_position)
+op("argmin", aten.argmin.default, lower=_position)
+op("amax", aten.max.dim, lower=_with_position("argmax"))
+op("amin", aten.min.dim, lower=_with_position("argmin"))
+op("softmax", aten.softmax.int, aten._softmax.default, lower=_along)
+op("log_softmax", aten.log_softmax.int, aten._log_softmax.default, lower=_along)
+op("cumsum", aten.cumsum.default, lower=_along)
+op("cumprod", aten.cumprod.default, lower=_along)
 op("layer_norm", aten.layer_norm.default, aten.native_layer_norm.default, lower=_layer_norm)
 op("rms_norm", aten.rms_norm.default, lower=_rms_norm)
+op("argsort", aten.argsort.default, aten.argsort.stable, lower=_argsort)
+op("argsort", aten.sort.default, aten.sort.stable, lower=_sort)
+op("argsort", aten.topk.default, lower=_topk)

@@ -15,6 +15,7 @@ from .table import (
     Sink,
     Unsupported,
     aten,
+    axes_of,
     axis_of,
     broadcast,
     cast,
@@ -48,20 +49,24 @@ def _expand(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _cat(b: Sink, name: str, a: Args, out: Shape) -> int:
-    values = a.tensors("tensors")
+    values = [v for v in a.tensors("tensors") if b.shape(v).dims != (Dim.const(0),) or len(out.dims) == 1]
     if any(len(b.shape(v).dims) != len(out.dims) for v in values):
-        raise Unsupported("an operand of another rank is not handled")
+        raise Unsupported("an operand of another rank is not handled, unless it is [0]")
     axis = axis_of(a, "dim", len(out.dims))
     return b.emit(name, [cast(b, v, out.dtype) for v in values], out, dim=Dim.const(axis))
 
 
+def _from_end(place: Dim, size: Dim) -> Dim:
+    """A place of a dim where a negative one counts from the end, whether or not the contract decides which it is."""
+    if decide(place, "ge", 0):
+        return place
+    negative = 1 - dmin(dmax(place + 1, 0), 1)  # 1 or 0
+    return place + size * negative
+
+
 def _from_start(start: Dim, size: Dim) -> Dim:
     """A slice's start as torch takes it: negative counts from the end, then clamped to 0..size."""
-    if decide(start, "lt", 0):
-        start = dmax(start + size, 0)
-    elif decide(start, "ge", 0) is None:
-        raise Unsupported(f"whether the start {start} is negative depends on the call")
-    return dmin(start, size)
+    return dmin(dmax(_from_end(start, size), 0), size)
 
 
 def _slice(b: Sink, name: str, a: Args, out: Shape) -> int:
@@ -80,11 +85,101 @@ def _select(b: Sink, name: str, a: Args, out: Shape) -> int:
     x = a.tensor("self")
     dims = b.shape(x).dims
     axis, index = axis_of(a, "dim", len(dims)), a.dim("index")
-    if decide(index, "lt", 0):
-        index = index + dims[axis]
-    elif decide(index, "ge", 0) is None:
-        raise Unsupported(f"whether the index {index} is negative depends on the call")
-    return b.emit(name, [x], out, dim=Dim.const(axis), index=index)
+    return b.emit(name, [x], out, dim=Dim.const(axis), index=_from_end(index, dims[axis]))
+
+
+def _slice_scatter(b: Sink, name: str, a: Args, out: Shape) -> int:
+    x, src = a.tensor("self"), cast(b, a.tensor("src"), out.dtype)
+    axis = axis_of(a, "dim", len(out.dims))
+    a.ignore("end")  # the source's size says it
+    start = _from_start(a.dim("start") if a.has("start") else Dim.const(0), out.dims[axis])
+    return b.emit(name, [x, src], out, dim=Dim.const(axis), start=start, step=a.dim("step"))
+
+
+def _select_scatter(b: Sink, name: str, a: Args, out: Shape) -> int:
+    axis = axis_of(a, "dim", len(out.dims))
+    dims = out.dims[:axis] + (Dim.const(1),) + out.dims[axis + 1 :]
+    src = reshape(b, cast(b, a.tensor("src"), out.dtype), dims)
+    start = _from_end(a.dim("index"), out.dims[axis])
+    return b.emit(name, [a.tensor("self"), src], out, dim=Dim.const(axis), start=start, step=Dim.const(1))
+
+
+def _diagonal(b: Sink, name: str, a: Args, out: Shape) -> int:
+    x = a.tensor("self")
+    axes = tuple(Dim.const(axis_of(a, n, len(b.shape(x).dims))) for n in ("dim1", "dim2"))
+    return b.emit(name, [x], out, offset=a.dim("offset"), dims=axes)
+
+
+def _unfold(b: Sink, name: str, a: Args, out: Shape) -> int:
+    x = a.tensor("self")
+    a.ignore("size")  # the result's last dim says it
+    if not b.shape(x).dims:
+        raise Unsupported("windows of a rank-0 tensor are not handled")
+    return b.emit(name, [x], out, dim=Dim.const(axis_of(a, "dimension", len(b.shape(x).dims))), step=a.dim("step"))
+
+
+def _as_strided(b: Sink, name: str, a: Args, out: Shape) -> int:
+    a.ignore("size")
+    start = a.dim("storage_offset") if a.has("storage_offset") else Dim.const(0)
+    return b.emit(name, [a.tensor("self")], out, strides=tuple(a.dims("stride")), offset=start)
+
+
+def _flip(b: Sink, name: str, a: Args, out: Shape) -> int:
+    axes = axes_of(a.dims("dims"), len(out.dims)) if a.dims("dims") else ()
+    return b.emit(name, [a.tensor("self")], out, dims=axes) if axes else a.tensor("self")
+
+
+def _roll(b: Sink, name: str, a: Args, out: Shape) -> int:
+    """The end of a dim in front of its beginning; without dims, of all elements in a row."""
+    x, shifts, dims = a.tensor("self"), a.dims("shifts"), a.dims("dims")
+    if not dims:
+        count = Dim.const(1)
+        for d in out.dims:
+            count = count * d
+        x, axes = reshape(b, x, (count,)), (Dim.const(0),) * len(shifts)
+    else:
+        axes = tuple(Dim.const(d) for e in dims for d in [(e.value or 0) % max(len(out.dims), 1)])
+    for shift, axis in zip(shifts, axes, strict=True):
+        shape = b.shape(x)
+        if not shape.dims:
+            continue
+        k = axis.value or 0
+        size = shape.dims[k]
+        if decide(size, "gt", 0) is not True:
+            raise Unsupported(f"a roll of {size}, which can be 0, is not handled")
+        moved = shift % size
+        rest = dmax(size - moved, 0)
+        parts = [(rest, moved), (Dim.const(0), rest)]
+        pieces = [
+            b.emit("slice", [x], _resized(shape, k, n), dim=axis, start=start, step=Dim.const(1)) for start, n in parts
+        ]
+        x = b.emit("cat", pieces, shape, dim=axis)
+    return reshape(b, x, out.dims)
+
+
+def _resized(shape: Shape, axis: int, size: Dim) -> Shape:
+    return Shape(shape.dtype, shape.dims[:axis] + (size,) + shape.dims[axis + 1 :])
+
+
+def _repeat(b: Sink, name: str, a: Args, out: Shape) -> int:
+    """Each dim in turn: a dim of 1 in front of it is widened, and the two become one."""
+    x, times = a.tensor("self"), a.dims("repeats")
+    x = reshape(b, x, (Dim.const(1),) * (len(times) - len(b.shape(x).dims)) + b.shape(x).dims)
+    for k, n in enumerate(times):
+        dtype, dims = b.shape(x)
+        if n.value == 1:
+            continue
+        if dims[k].value == 1:
+            x = b.emit(name, [x], Shape(dtype, dims[:k] + (n,) + dims[k + 1 :]))
+            continue
+        apart = reshape(b, x, dims[:k] + (Dim.const(1),) + dims[k:])
+        wide = b.emit(name, [apart], Shape(dtype, dims[:k] + (n,) + dims[k:]))
+        x = reshape(b, wide, dims[:k] + (n * dims[k],) + dims[k + 1 :])
+    return x
+
+
+def _triangle(b: Sink, name: str, a: Args, out: Shape) -> int:
+    return b.emit(name, [a.tensor("self")], out, diagonal=a.dim("diagonal"))
 
 
 def _split(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
@@ -148,12 +243,23 @@ op("cat", aten.cat.default, lower=_cat)
 op("slice", aten.slice_copy.Tensor, aten.slice.Tensor, lower=_slice)
 op("slice", aten.split_with_sizes_copy.default, aten.split_with_sizes.default, lower=_split)
 op("slice", aten.split_copy.Tensor, aten.split.Tensor, aten.chunk.default, lower=_split)
+op("slice", aten.roll.default, lower=_roll)
+op("slice_scatter", aten.slice_scatter.default, lower=_slice_scatter)
+op("slice_scatter", aten.select_scatter.default, lower=_select_scatter)
+op("diagonal", aten.diagonal_copy.default, aten.diagonal.default, lower=_diagonal)
+op("unfold", aten.unfold_copy.default, aten.unfold.default, lower=_unfold)
+op("as_strided", aten.as_strided_copy.default, lower=_as_strided)
+op("flip", aten.flip.default, lower=_flip)
+op("expand", aten.repeat.default, lower=_repeat)
+op("tril", aten.tril.default, lower=_triangle)
+op("triu", aten.triu.default, lower=_triangle)
 op("select", aten.select_copy.int, aten.select.int, lower=_select)
 op("arange", aten.arange.start_step, aten.arange.default, aten.arange.start, lower=_arange)
 op("full", aten.full.default, lower=_full("fill_value"))
 op("full", aten.full_like.default, lower=_full("fill_value"))
 op("full", aten.scalar_tensor.default, lower=_full("s"))
 op("full", aten.zeros.default, aten.zeros_like.default, lower=_full(Dim.const(0)))
+op("full", aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, lower=_full(Dim.const(0)))
 op("full", aten.ones.default, aten.ones_like.default, lower=_full(Dim.const(1)))
 op("cast", aten._to_copy.default, aten.clone.default, aten.alias_copy.default, lower=_copy)
 

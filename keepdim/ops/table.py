@@ -49,6 +49,11 @@ class Args:
         self._used.add(name)
         return self._bound.get(name, self._defaults.get(name))
 
+    @property
+    def names(self) -> set[str]:
+        """Every argument of the schema that was given or has a default."""
+        return set(self._bound) | set(self._defaults)
+
     def has(self, name: str) -> bool:
         return self._bound.get(name) is not None
 
@@ -174,11 +179,11 @@ def reshape(b: Sink, value: int, dims: Sequence[Dim]) -> int:
 
 
 def broadcast(b: Sink, value: int, out: Shape) -> int:
-    """Check that each size is the result's or 1: which of the two may not depend on the call."""
+    """Each size can be the result's or 1. Which it is, the engine sees; it refuses a call where it is neither."""
     dims = b.shape(value).dims
     for have, want in zip(reversed(dims), reversed(out.dims), strict=False):
-        if have != want and have.value != 1 and decide(have, "eq", want) is not True:
-            raise Unsupported(f"broadcasting {have} to {want} is not decided by the contract")
+        if decide(have, "ne", want) and decide(have, "ne", 1):
+            raise Unsupported(f"{have} does not broadcast to {want}")
     return cast(b, value, out.dtype)
 
 

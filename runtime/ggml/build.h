@@ -123,18 +123,34 @@ struct CopyJob : Job {
 struct FillJob : Job {
   Scalar start, step;  // start + i * step
 };
-struct ReduceJob : Job {     // `loop` is over what is kept
-  Loop inner;                // over what is reduced
-  int64_t count = 0;
+struct ReduceJob : Job {  // `loop` is over what is kept: result, x, and a shift or what chunks gave
+  Loop inner;             // over what is reduced
+  int64_t count = 0;      // elements that become one
+  int64_t chunk = 0;      // rows of inner's first dim in a chunk, where what is reduced is split
+  int64_t chunk_bytes = INT64_MAX;  // of one chunk's results; chunks are the outermost dim of `loop`
+  double divisor = 1;               // of sums
 };
-struct RowJob : Job {  // softmax and norms: `loop` is over the rows
+struct RowJob : Job {  // softmax, norms, running sums: `loop` is over the rows
   int64_t size = 0;    // of a row
   int64_t strides[2] = {};
   double eps = 0;
 };
-struct GatherJob : Job {
-  int64_t count = 0, row_bytes = 0, limit = 0;
-  bool wide = false;  // 64-bit indices
+struct SortJob : Job {   // rows of keys beside each other
+  int64_t rows = 0, size = 0, taken = 0;  // taken: the first of each row's result
+  bool descending = false;
+};
+// Gathers: `loop` has the result, x and the index; scatters: the result, the source and the index. What is indexed has
+// stride 0 along the index.
+struct IndexJob : Job {
+  int64_t limit = 0, scale = 0;  // an index below limit is at `scale` bytes times it
+  bool wide = false;             // 64-bit indices
+  bool wrap = false;             // negative ones count from the end
+  int split = -1;                // of a scatter: the dim whose parts are written by different threads
+};
+struct TriangleJob : Job {  // `loop` is over the matrices and their rows; the result is contiguous
+  int64_t rows = 0, columns = 0, step = 0;  // step: bytes between columns of x
+  int64_t diagonal = 0;
+  bool upper = false;
 };
 struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, the result is contiguous
   int64_t m = 0, n = 0, k = 0;
@@ -155,23 +171,35 @@ struct AttentionJob : Job {  // `loop` is over the batch and the heads of keys a
 
 using Kernel = ggml_custom_op_t;
 
-enum class Fn : uint8_t { sum, mean, amax, amin };
+enum class Fn : uint8_t { sum, squares, prod, amax, amin, any, all };
+enum class Put : uint8_t { set, add, prod, amax, amin };
 
-// custom.cpp, move.cpp, reduce.cpp, product.cpp, attention.cpp; each gives nullptr for a dtype it does not have.
-Kernel map_kernel();                       // MapJob
-Kernel cast_kernel();                      // CopyJob
-Kernel copy_kernel(size_t width);          // Job
-Kernel fill_kernel(DType dtype);           // FillJob; the result is contiguous
-Kernel reduce_kernel(Fn fn, DType dtype);  // ReduceJob
-Kernel softmax_kernel();                   // RowJob, f32
-Kernel layer_norm_kernel();                // RowJob, f32; rows of x are contiguous
-Kernel rms_norm_kernel();                  // RowJob, f32
-Kernel gather_kernel();                    // GatherJob, rows of any dtype
-Kernel product_kernel(DType dtype);        // ProductJob
+// Each gives nullptr for a dtype it does not have.
+Kernel map_kernel();                                       // MapJob
+Kernel cast_kernel();                                      // CopyJob
+Kernel copy_kernel(size_t width);                          // Job
+Kernel fill_kernel(DType dtype);                           // FillJob; the result is contiguous
+Kernel triangle_kernel(size_t width);                      // TriangleJob
+Kernel reduce_kernel(Fn fn, DType from, DType to);         // ReduceJob
+Kernel position_kernel(Fn fn, DType dtype);                // ReduceJob: of the largest or smallest
+Kernel best_position_kernel(Fn fn, DType dtype);           // ReduceJob: out of those of chunks
+Kernel softmax_kernel(DType dtype);                        // RowJob
+Kernel log_softmax_kernel(DType dtype);                    // RowJob
+Kernel layer_norm_kernel(DType dtype);                     // RowJob; rows of x are contiguous
+Kernel rms_norm_kernel(DType dtype);                       // RowJob
+Kernel scan_kernel(Fn fn, DType dtype);                    // RowJob: running sums and products
+int64_t sort_bytes(DType dtype);                           // of one key with its position
+bool sort_needs_room(int64_t size);                        // as much again for the keys, to sort rows of this size
+Kernel sort_keys_kernel(DType dtype);                      // SortJob: x, contiguous, to keys
+Kernel sort_kernel(DType dtype);                           // SortJob: keys, changed in place, to positions
+Kernel offset_kernel();                                    // IndexJob: an index to bytes, added to what is there
+Kernel gather_kernel(size_t width);                        // IndexJob
+Kernel scatter_kernel(Put put, DType dtype);               // IndexJob; set takes any dtype
+Kernel product_kernel(DType dtype);                        // ProductJob
 int64_t packed_floats(int64_t k, int64_t n);
 // Panels of weight[k, n]; strides in bytes.
 void pack_weight(float* packed, const void* weight, int64_t k, int64_t n, int64_t step, int64_t column);
-Kernel attention_kernel();                 // AttentionJob, f32
+Kernel attention_kernel();                                 // AttentionJob, f32
 
 // Memory for jobs and for ggml's tensors, freed with the plan.
 class Pool {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "build.h"
 
@@ -50,17 +51,17 @@ inline int64_t outer_count(const Loop& loop) {
   return rows;
 }
 
-// Calls body(n, offsets) for runs along the innermost dim, this thread's share of them.
+// Calls body(n, offsets) for runs along the innermost dim, this thread's share of them; `work` is an element's.
 template <class Body>
-void each_run(const Loop& loop, int ith, int nth, Body&& body) {
+void each_run(const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
   const int last = loop.rank - 1;
   const int64_t n = loop.dims[last], rows = outer_count(loop);
   if (n <= 0 || rows <= 0) return;
-  if (rows * n < 2 * kGrain) {
+  if (rows * n * work < 2 * kGrain) {
     if (ith) return;
     nth = 1;
   }
-  const int64_t most = std::max<int64_t>(1, n / kGrain);
+  const int64_t most = std::clamp<int64_t>(n * work / kGrain, 1, n);
   const int64_t parts = rows >= nth ? 1 : std::min<int64_t>((nth + rows - 1) / rows, most);
   const Span span = share(rows * parts, ith, nth);
   Odometer at(loop, last, span.begin / parts);
@@ -75,6 +76,11 @@ void each_run(const Loop& loop, int ith, int nth, Body&& body) {
       at.next();
     }
   }
+}
+
+template <class Body>
+void each_run(const Loop& loop, int ith, int nth, Body&& body) {
+  each_run(loop, 1, ith, nth, std::forward<Body>(body));
 }
 
 // Calls body(position, offsets) for every position of the whole nest, this thread's share of them.

@@ -1,4 +1,4 @@
-// Casts, copies, fills and gathers: kernels that move elements, of every dtype.
+// Casts, copies and fills: kernels that move elements, of every dtype.
 #include <cmath>
 #include <limits>
 
@@ -124,25 +124,19 @@ void fill(ggml_tensor*, int ith, int nth, void* userdata) {
   });
 }
 
-void gather(ggml_tensor*, int ith, int nth, void* userdata) {
-  const auto& job = *static_cast<const GatherJob*>(userdata);
-  if (job.count * job.row_bytes < 4 * kGrain) {
-    if (ith) return;
-    nth = 1;
-  }
-  const Span span = share(job.count, ith, nth);
-  char* y = static_cast<char*>(job.data[0]) + span.begin * job.row_bytes;
-  for (int64_t i = span.begin; i < span.end; ++i, y += job.row_bytes) {
-    const void* list = job.data[2];
-    const int64_t index = job.wide ? static_cast<const int64_t*>(list)[i] : static_cast<const int32_t*>(list)[i];
-    if (index >= 0 && index < job.limit) {
-      std::memcpy(y, static_cast<const char*>(job.data[1]) + index * job.row_bytes, job.row_bytes);
-      continue;
-    }
-    std::memset(y, 0, job.row_bytes);
-    const std::string range = job.limit ? "out of range 0.." + std::to_string(job.limit - 1) : "not in an empty table";
-    job.fail(i, "index " + std::to_string(index) + " is " + range + ".");
-  }
+// Rows of matrices, with zeros on one side of a diagonal.
+template <class T>
+void triangle(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const TriangleJob*>(userdata);
+  each_row(job.loop, job.columns, ith, nth, [&](int64_t position, const int64_t* offset) {
+    const int64_t edge = position % job.rows + job.diagonal + (job.upper ? 0 : 1);  // the first column of the right side
+    const int64_t split = std::clamp<int64_t>(edge, 0, job.columns);
+    const int64_t begin = job.upper ? split : 0, end = job.upper ? job.columns : split;  // what is kept
+    T* y = at<T>(job.data[0], offset[0]);
+    std::fill(y, y + begin, T(0));
+    for (int64_t i = begin; i < end; ++i) y[i] = *at<T>(job.data[1], offset[1] + i * job.step);
+    std::fill(y + end, y + job.columns, T(0));
+  });
 }
 
 // Calls visit with a value of the storage type of `dtype`.
@@ -181,6 +175,11 @@ Kernel fill_kernel(DType dtype) {
   return with_type<Kernel>(dtype, [](auto x) -> Kernel { return fill<decltype(x)>; });
 }
 
-Kernel gather_kernel() { return gather; }
+Kernel triangle_kernel(size_t width) {
+  return width == 1   ? triangle<uint8_t>
+         : width == 2 ? triangle<uint16_t>
+         : width == 4 ? triangle<uint32_t>
+                      : triangle<uint64_t>;
+}
 
 }  // namespace keepdim::ggml

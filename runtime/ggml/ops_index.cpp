@@ -6,27 +6,210 @@
 namespace keepdim::ggml {
 namespace {
 
-Tensor embedding(Build& b) {
-  const Tensor &weight = b.in(0), &indices = b.in(1);
-  Tensor out = b.out(), expected = indices;
-  expected.rank = indices.rank + weight.rank - 1;
-  if (weight.rank < 1 || expected.rank > kMaxRank) b.refuse("weight " + dims_text(weight) + " has no rows.");
-  std::copy(weight.dims + 1, weight.dims + weight.rank, expected.dims + indices.rank);
-  if (!same_dims(expected, out)) b.refuse("result " + dims_text(out) + " is not " + dims_text(expected) + ".");
-  if (out.count() == 0) return out;
-  const Tensor rows = b.contiguous(weight), list = b.contiguous(indices);
+constexpr Attrs kReduce = {kDim, {"reduce", AttrKind::text, true}};
+
+// One index tensor, how far apart in x what it counts is, and how many there are.
+struct Index {
+  Tensor tensor;
+  int64_t limit, scale;
+  bool wrap;
+
+  IndexJob* job(Build& b) const {
+    auto* job = b.make<IndexJob>();
+    job->limit = limit;
+    job->scale = scale;
+    job->wrap = wrap;
+    job->wide = tensor.dtype == DType::i64;
+    return job;
+  }
+};
+
+// Several indices into x, as one of bytes.
+Index combine(Build& b, const std::vector<Index>& indices, Tensor shape) {
+  if (indices.size() == 1) return indices[0];
+  shape.dtype = DType::i64;
+  shape.pack();
+  Tensor total;
+  int64_t bytes = 1;
+  for (const Index& index : indices) {
+    Tensor next = shape;
+    b.allocate(next);
+    bytes += std::max<int64_t>(0, index.limit - 1) * index.scale;
+    if (next.buffer < 0) return {next, bytes, 1, false};
+    IndexJob* job = index.job(b);
+    const Tensor& before = total.buffer < 0 ? shape : total;
+    job->loop = broadcast(next, {&index.tensor, &before});
+    b.step(offset_kernel(), job, next, {&index.tensor, &total}, 4.0 * static_cast<double>(next.count()), true);
+    total = next;
+  }
+  return {total, bytes, 1, false};
+}
+
+// The part of x that indices of the dims `dims` choose: the dims that are not indexed, with those of the indices in
+// the place of the first one, or in front of all when they do not lie together. Strides of the indexed part are 0.
+struct Part {
+  Tensor x;      // [.., index dims, ..]
+  Tensor index;  // the same dims, stride 0 where x is walked over
+  Index source;
+};
+
+Part part_of(Build& b, const Tensor& x, size_t first, const std::vector<int64_t>& dims, bool wrap) {
+  const size_t count = b.ins() - first;
+  bool valid = count == dims.size() && count > 0;
+  for (size_t i = 0; i < dims.size() && valid; ++i)
+    valid = dims[i] >= 0 && dims[i] < x.rank && (i == 0 || dims[i] > dims[i - 1]);
+  if (!valid) b.refuse("dims are not " + std::to_string(count) + " sorted dims of " + dims_text(x) + ".");
+  Tensor shape;  // of the indices together
+  for (size_t i = first; i < b.ins(); ++i) shape.rank = std::max(shape.rank, b.in(i).rank);
+  std::fill(shape.dims, shape.dims + shape.rank, 1);
+  std::vector<Index> indices;
+  for (size_t i = 0; i < count; ++i) {
+    const Tensor& t = b.in(first + i);
+    for (int d = 0; d < t.rank; ++d) {
+      int64_t& size = shape.dims[shape.rank - t.rank + d];
+      if (size == 1) size = t.dims[d];
+    }
+    indices.push_back({t, x.dims[dims[i]], x.strides[dims[i]], wrap});
+  }
+  for (size_t i = 0; i < count; ++i)
+    if (!fits(b.in(first + i), shape))
+      b.refuse("index " + dims_text(b.in(first + i)) + " does not broadcast to " + dims_text(shape) + ".");
+  if (shape.rank + x.rank - static_cast<int>(count) > kMaxRank)
+    b.refuse("the result has more than " + std::to_string(kMaxRank) + " dims.");
+
+  Part part;
+  part.source = combine(b, indices, shape);
+  part.x = x;
+  part.x.rank = 0;
+  part.index = part.source.tensor;
+  part.index.rank = 0;
+  const auto push = [&](int64_t size, int64_t in_x, int64_t in_index) {
+    part.x.dims[part.x.rank] = part.index.dims[part.x.rank] = size;
+    part.x.strides[part.x.rank++] = in_x;
+    part.index.strides[part.index.rank++] = in_index;
+  };
+  const auto push_indices = [&] {
+    const Tensor& t = part.source.tensor;
+    for (int d = 0; d < shape.rank; ++d) {
+      const int own = d - (shape.rank - t.rank);
+      push(shape.dims[d], 0, own >= 0 && t.dims[own] != 1 ? t.strides[own] : 0);
+    }
+  };
+  const bool together = dims.back() - dims.front() == static_cast<int64_t>(count) - 1;
+  if (!together) push_indices();
+  for (int d = 0; d < x.rank; ++d) {
+    if (together && d == dims.front()) push_indices();
+    if (std::find(dims.begin(), dims.end(), d) == dims.end()) push(x.dims[d], x.strides[d], 0);
+  }
+  return part;
+}
+
+Tensor read(Build& b, const Part& part) {
+  Tensor out = b.out();
+  if (!same_dims(part.x, out)) b.refuse("result " + dims_text(out) + " is not " + dims_text(part.x) + ".");
   b.allocate(out);
-  auto* job = b.make<GatherJob>();
-  job->count = indices.count();
-  job->row_bytes = out.count() / job->count * out.width();
-  job->limit = weight.dims[0];
-  job->wide = indices.dtype == DType::i64;
-  b.step(gather_kernel(), job, out, {&rows, &list}, static_cast<double>(out.count()));
+  if (out.buffer < 0) return out;
+  IndexJob* job = part.source.job(b);
+  job->loop = broadcast(out, {&part.x, &part.index});
+  b.step(gather_kernel(dtype_bytes(out.dtype)), job, out, {&part.x, &part.index},
+         3.0 * static_cast<double>(out.count()));
   return out;
+}
+
+Tensor index(Build& b) { return read(b, part_of(b, b.in(0), 1, b.sizes("dims"), true)); }
+Tensor index_select(Build& b) {
+  if (b.in(1).rank > 1) b.refuse("the index " + dims_text(b.in(1)) + " is no list.");
+  return read(b, part_of(b, b.in(0), 1, {need_dim(b, b.in(0))}, false));
+}
+
+Tensor embedding(Build& b) {
+  if (b.in(0).rank < 1) b.refuse("the weight has no rows.");
+  return read(b, part_of(b, b.in(0), 1, {0}, false));
+}
+
+// x and an index of its rank: along `dim` the index says where, elsewhere the position is its own.
+Part part_along(Build& b, const Tensor& x, const Tensor& index, int64_t dim) {
+  bool valid = x.rank == index.rank;
+  for (int d = 0; d < x.rank && valid; ++d) valid = d == dim || index.dims[d] <= x.dims[d] || index.count() == 0;
+  if (!valid) b.refuse("index " + dims_text(index) + " does not fit " + dims_text(x) + ".");
+  Part part{x, index, {index, x.dims[dim], x.strides[dim], false}};
+  std::copy(index.dims, index.dims + index.rank, part.x.dims);
+  part.x.strides[dim] = 0;
+  return part;
+}
+
+Tensor gather(Build& b) { return read(b, part_along(b, b.in(0), b.in(1), need_dim(b, b.in(0)))); }
+
+// Writes `values` over a copy of x, which has become `out`.
+Tensor write(Build& b, const Part& part, const Tensor& values, Put put) {
+  const Tensor& out = part.x;  // a view of the result
+  if (part.x.count() == 0) return out;
+  IndexJob* job = part.source.job(b);
+  for (int d = 0; d < out.rank; ++d) {
+    const int own = d - (out.rank - values.rank);
+    job->loop.push(out.dims[d], out.strides[d], own >= 0 && values.dims[own] != 1 ? values.strides[own] : 0,
+                   part.index.strides[d]);
+  }
+  job->loop.merge();
+  constexpr int64_t few = 8;
+  int64_t largest = few;
+  for (int d = 0; d < job->loop.rank; ++d)
+    if (job->loop.strides[0][d] && job->loop.dims[d] >= largest) largest = job->loop.dims[job->split = d];
+  b.step(scatter_kernel(put, out.dtype), job, out, {&values, &part.index}, 4.0 * static_cast<double>(out.count()));
+  return out;
+}
+
+Tensor copy_of(Build& b, const Tensor& x) {
+  Tensor out = b.out();
+  if (!same_dims(x, out)) b.refuse("result " + dims_text(out) + " is not " + dims_text(x) + ".");
+  b.allocate(out);
+  b.copy_into(out, x);
+  return out;
+}
+
+template <Put put>
+Tensor index_put(Build& b) {
+  const Tensor& values = b.in(1);
+  const std::vector<int64_t> dims = b.sizes("dims");
+  const Tensor out = copy_of(b, b.in(0));
+  const Part part = part_of(b, out, 2, dims, true);
+  if (!fits(values, part.x)) b.refuse("values " + dims_text(values) + " do not fit " + dims_text(part.x) + ".");
+  write(b, part, values, put);
+  return out;
+}
+
+Tensor scatter(Build& b, Put put) {
+  const Tensor &indices = b.in(1), &source = b.in(2);
+  const int64_t dim = need_dim(b, b.in(0));
+  bool valid = source.rank == indices.rank;
+  for (int d = 0; d < indices.rank && valid; ++d) valid = indices.dims[d] <= source.dims[d] || indices.count() == 0;
+  if (!valid) b.refuse("index " + dims_text(indices) + " does not fit the source " + dims_text(source) + ".");
+  const Tensor out = copy_of(b, b.in(0));
+  const Part part = part_along(b, out, indices, dim);
+  Tensor values = source;  // the part of it that has an index
+  std::copy(indices.dims, indices.dims + indices.rank, values.dims);
+  write(b, part, values, put);
+  return out;
+}
+
+Tensor scatter_reduce(Build& b) {
+  constexpr std::pair<const char*, Put> kinds[] = {
+      {"sum", Put::add}, {"prod", Put::prod}, {"amax", Put::amax}, {"amin", Put::amin}};
+  const std::string& wanted = std::get<std::string>(*b.attr("reduce"));
+  for (const auto& [name, put] : kinds)
+    if (wanted == name) return scatter(b, put);
+  b.refuse("reduce is '" + wanted + "', which is not known.");
 }
 
 constexpr Row kRows[] = {
     {"embedding", {2, 2, 0, "Ti>T", kAll, {}}, embedding},
+    {"index_select", {2, 2, 0, "Ti>T", kAll, kDimOnly}, index_select},
+    {"index", {2, -1, 0, "Ti>T", kAll, kDims}, index},
+    {"gather", {2, 2, 0, "Ti>T", kAll, kDimOnly}, gather},
+    {"index_put", {3, -1, 0, "TTi>T", kAll, kDims}, index_put<Put::set>},
+    {"index_add", {3, -1, 0, "TTi>T", kAll, kDims, true}, index_put<Put::add>},
+    {"scatter", {3, 3, 0, "TiT>T", kAll, kDimOnly}, [](Build& b) { return scatter(b, Put::set); }},
+    {"scatter_reduce", {3, 3, 0, "TiT>T", kAll, kReduce, true}, scatter_reduce},
 };
 
 }  // namespace

@@ -8,6 +8,10 @@ namespace {
 
 constexpr Attrs kSlice = {kDim, {"start", AttrKind::size, true}, {"step", AttrKind::size, true}};
 constexpr Attrs kSelect = {kDim, {"index", AttrKind::size, true}};
+constexpr Attrs kDiagonal = {{"offset", AttrKind::size, true}, {"dims", AttrKind::sizes, true}};
+constexpr Attrs kUnfold = {kDim, {"step", AttrKind::size, true}};
+constexpr Attrs kStrided = {{"strides", AttrKind::sizes, true}, {"offset", AttrKind::size, true}};
+constexpr Attrs kTriangle = {{"diagonal", AttrKind::size, true}};
 constexpr Attrs kArange = {{"start", AttrKind::number, true, true}, {"step", AttrKind::number, true}};
 constexpr Attrs kValue = {{"value", AttrKind::number, true, true}};
 
@@ -81,20 +85,139 @@ Tensor expand(Build& b) {
   return out;
 }
 
-Tensor slice(Build& b) {
-  const Tensor& x = b.in(0);
-  const int64_t dim = need_dim(b, x), start = b.size("start"), step = b.size("step");
-  Tensor out = x;
-  out.dims[dim] = b.out().rank == x.rank ? b.out().dims[dim] : -1;
-  if (!same_dims(out, b.out())) b.refuse("result " + dims_text(b.out()) + " is no slice of " + dims_text(x) + ".");
-  const int64_t length = out.dims[dim], size = x.dims[dim];
+// `length` elements of dim `dim` of x; the offset and strides are not set where there are none.
+Tensor slice_of(Build& b, const Tensor& x, int64_t dim, int64_t length) {
+  const int64_t start = b.size("start"), step = b.size("step"), size = x.dims[dim];
   const bool bad = start < 0 || start > size || step < 1;
   if (bad || (length && (start >= size || (length - 1) > (size - 1 - start) / step)))
     b.refuse(std::to_string(length) + " elements from " + std::to_string(start) + " with step " +
              std::to_string(step) + " are not in dim " + std::to_string(dim) + " of " + dims_text(x) + ".");
-  if (b.out().count() == 0) return b.out();
+  Tensor out = x;
+  out.dims[dim] = length;
+  if (out.count() == 0) return out;
   out.offset += start * x.strides[dim];
   if (length > 1) out.strides[dim] = x.strides[dim] * step;
+  return out;
+}
+
+Tensor slice(Build& b) {
+  const Tensor& x = b.in(0);
+  const int64_t dim = need_dim(b, x);
+  Tensor out = x;
+  out.dims[dim] = b.out().rank == x.rank ? b.out().dims[dim] : -1;
+  if (!same_dims(out, b.out())) b.refuse("result " + dims_text(b.out()) + " is no slice of " + dims_text(x) + ".");
+  out = slice_of(b, x, dim, out.dims[dim]);
+  return out.count() == 0 ? b.out() : out;
+}
+
+Tensor slice_scatter(Build& b) {
+  const Tensor x = same_shape(b), &source = b.in(1);
+  const int64_t dim = need_dim(b, x);
+  Tensor expected = x;
+  expected.dims[dim] = source.rank == x.rank ? source.dims[dim] : -1;
+  if (!same_dims(expected, source)) b.refuse("source " + dims_text(source) + " is no slice of " + dims_text(x) + ".");
+  Tensor out = b.out();
+  b.allocate(out);
+  b.copy_into(out, x);
+  const Tensor part = slice_of(b, out, dim, source.dims[dim]);
+  if (part.count()) b.copy_into(part, source);
+  return out;
+}
+
+// The two dims become one at the end.
+Tensor diagonal(Build& b) {
+  const Tensor& x = b.in(0);
+  const std::vector<int64_t> dims = b.sizes("dims");
+  const int64_t offset = b.size("offset");
+  bool valid = dims.size() == 2 && dims[0] != dims[1];
+  for (int64_t d : dims) valid &= d >= 0 && d < x.rank;
+  if (!valid) b.refuse("dims are not two dims of " + dims_text(x) + ".");
+  const int64_t down = std::max<int64_t>(0, -offset), right = std::max<int64_t>(0, offset);
+  Tensor out = x;
+  out.rank = 0;
+  for (int d = 0; d < x.rank; ++d) {
+    if (d == dims[0] || d == dims[1]) continue;
+    out.dims[out.rank] = x.dims[d];
+    out.strides[out.rank++] = x.strides[d];
+  }
+  out.dims[out.rank] = std::max<int64_t>(0, std::min(x.dims[dims[0]] - down, x.dims[dims[1]] - right));
+  out.strides[out.rank++] = x.strides[dims[0]] + x.strides[dims[1]];
+  if (!same_dims(out, b.out())) b.refuse("result " + dims_text(b.out()) + " is not " + dims_text(out) + ".");
+  if (out.count() == 0) return b.out();
+  out.offset += down * x.strides[dims[0]] + right * x.strides[dims[1]];
+  return out;
+}
+
+// Windows of a dim, which may overlap; the place in a window becomes the last dim.
+Tensor unfold(Build& b) {
+  const Tensor& x = b.in(0);
+  const int64_t dim = need_dim(b, x), step = b.size("step");
+  Tensor out = x, wanted = b.out();
+  const bool fine = x.rank < kMaxRank && wanted.rank == x.rank + 1;
+  const int64_t windows = fine ? wanted.dims[dim] : -1, size = fine ? wanted.dims[x.rank] : -1;
+  if (!fine || step < 1 || size > x.dims[dim] || (windows && windows - 1 > (x.dims[dim] - size) / step))
+    b.refuse("result " + dims_text(wanted) + " is not in " + dims_text(x) + ".");
+  out.dims[dim] = windows;
+  out.strides[dim] = x.strides[dim] * step;
+  out.dims[x.rank] = size;
+  out.strides[x.rank] = x.strides[dim];
+  ++out.rank;
+  if (!same_dims(out, wanted)) b.refuse("result " + dims_text(wanted) + " is not " + dims_text(out) + ".");
+  return out.count() == 0 ? wanted : out;
+}
+
+Tensor as_strided(Build& b) {
+  const Tensor& x = b.in(0);
+  const std::vector<int64_t> strides = b.sizes("strides");
+  const int64_t start = b.size("offset");
+  Tensor out = b.out();
+  int64_t end = start;  // the last element
+  bool valid = strides.size() == static_cast<size_t>(out.rank) && start >= 0;
+  for (int d = 0; d < out.rank && valid; ++d) {
+    int64_t extent = 0;
+    valid = strides[d] >= 0 && !__builtin_mul_overflow(out.dims[d] - 1, strides[d], &extent) &&
+            !__builtin_add_overflow(end, extent, &end);
+  }
+  if (!valid || (out.count() && end >= x.count()))
+    b.refuse("result " + dims_text(out) + " is not in the " + std::to_string(x.count()) + " elements of x.");
+  if (out.count() == 0) return out;
+  const Tensor source = b.contiguous(x);
+  out.buffer = source.buffer;
+  out.offset = source.offset + start * x.width();
+  for (int d = 0; d < out.rank; ++d) out.strides[d] = strides[d] * x.width();
+  return out;
+}
+
+// A copy that walks backwards over x.
+Tensor flip(Build& b) {
+  Tensor x = same_shape(b), out = b.out();
+  b.allocate(out);
+  if (out.buffer < 0) return out;
+  for (int64_t d : b.sizes("dims")) {
+    if (d < 0 || d >= x.rank) b.refuse("dim " + std::to_string(d) + " is none of " + dims_text(x) + ".");
+    x.offset += (x.dims[d] - 1) * x.strides[d];
+    x.strides[d] = -x.strides[d];
+  }
+  b.copy_into(out, x);
+  return out;
+}
+
+template <bool upper>
+Tensor triangle(Build& b) {
+  const Tensor x = same_shape(b);
+  if (x.rank < 2) b.refuse(dims_text(x) + " is no matrix.");
+  Tensor out = b.out();
+  b.allocate(out);
+  if (out.buffer < 0) return out;
+  auto* job = b.make<TriangleJob>();
+  job->rows = x.dims[x.rank - 2];
+  job->columns = x.dims[x.rank - 1];
+  job->step = x.strides[x.rank - 1];
+  job->diagonal = b.size("diagonal");
+  job->upper = upper;
+  for (int d = 0; d < x.rank - 1; ++d) job->loop.push(x.dims[d], out.strides[d], x.strides[d]);
+  job->loop.merge();
+  b.step(triangle_kernel(dtype_bytes(x.dtype)), job, out, {&x}, static_cast<double>(out.count()));
   return out;
 }
 
@@ -147,7 +270,14 @@ constexpr Row kRows[] = {
     {"permute", unary(kAll, kDims), permute},
     {"expand", unary(kAll), expand},
     {"slice", unary(kAll, kSlice), slice},
+    {"slice_scatter", {2, 2, 0, "TT>T", kAll, kSlice}, slice_scatter},
     {"select", unary(kAll, kSelect), select},
+    {"diagonal", unary(kAll, kDiagonal), diagonal},
+    {"unfold", unary(kAll, kUnfold), unfold},
+    {"as_strided", unary(kAll, kStrided), as_strided},
+    {"flip", unary(kAll, kDims), flip},
+    {"tril", unary(kAll, kTriangle), triangle<false>},
+    {"triu", unary(kAll, kTriangle), triangle<true>},
     {"cat", {1, -1, 0, "T>T", kAll, kDimOnly}, cat},
     {"arange", source(kAll, kArange), arange},
     {"full", source(kAll, kValue), full},

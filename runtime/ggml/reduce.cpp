@@ -1,219 +1,228 @@
-// Reductions, softmax and norms: kernels that make rows out of rows. Sums of f32 go through f64 every few thousand
-// elements, so that their error does not grow with the length.
-#include <cmath>
+// Reductions. Sums of f32 go through f64 every few thousand elements, so that their error does not grow with the
+// length. What is reduced is split in chunks by its size alone, so that the bits do not depend on the threads.
 #include <limits>
 
-#include "tile.h"
+#include "lanes.h"
 
 namespace keepdim::ggml {
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int64_t kBlock = 4096;   // elements summed in f32 before the sum moves to f64
-constexpr int64_t kColumns = 256;  // columns reduced at once
+constexpr int64_t kColumns = 256;  // reduced at once
+constexpr int64_t kRows = 64;      // of them added up in their own type before the sum moves on
 
-template <class F, class T>
-struct Reducer {
-  static constexpr bool sums = std::is_same_v<F, Add>;
-  using Acc = std::conditional_t<sums && std::is_floating_point_v<T>, double, T>;
+// The part of `inner` that a result is made of: the result's chunk is the outermost dim of `loop`.
+Loop part_of(const ReduceJob& job, int64_t chunk) {
+  Loop part = job.inner;
+  if (job.chunk) part.dims[0] = std::min(job.chunk, part.dims[0] - chunk * job.chunk);
+  return part;
+}
 
-  template <class A>
-  static A first() {
-    using Limits = std::numeric_limits<A>;
-    if (sums) return A(0);
-    const A top = Limits::has_infinity ? Limits::infinity() : Limits::max();
-    const A bottom = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
-    return std::is_same_v<F, Maximum> ? bottom : top;
-  }
-
-  static Acc run(const T* x, int64_t n) {
-    Acc total = first<Acc>();
-    for (int64_t begin = 0; begin < n; begin += kBlock, x += kBlock) {
-      const int64_t m = std::min(kBlock, n - begin);
-      T lanes[kLanes];
-      std::fill(lanes, lanes + kLanes, first<T>());
-      int64_t i = 0;
-      for (; i + kLanes <= m; i += kLanes)
-        for (int l = 0; l < kLanes; ++l) lanes[l] = F::f(lanes[l], x[i + l]);
-      for (; i < m; ++i) lanes[0] = F::f(lanes[0], x[i]);
-      for (int l = 0; l < kLanes; ++l) total = F::f(total, static_cast<Acc>(lanes[l]));
-    }
-    return total;
-  }
-};
-
-template <class F, class T, bool mean>
+template <class F, class T, class Out, bool squares>
 void reduce(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ReduceJob*>(userdata);
-  using R = Reducer<F, T>;
+  using R = Lanes<F, T>;
   using Acc = typename R::Acc;
-  const Loop &kept = job.loop, &inner = job.inner;
-  const int last = inner.rank - 1, tail = kept.rank - 1;
-  const int64_t n = inner.dims[last], sx = inner.strides[1][last];
-  const int64_t rows = job.count ? outer_count(inner) : 0;
-  const auto finish = [&](Acc a) { return static_cast<T>(mean ? a / static_cast<Acc>(job.count) : a); };
+  const Loop& kept = job.loop;
+  const int last = job.inner.rank - 1, tail = kept.rank - 1;
+  const int64_t sx = job.inner.strides[1][last];
+  const auto finish = [&](Acc a) {
+    if constexpr (std::is_floating_point_v<Acc>) return static_cast<Out>(job.divisor == 1 ? a : a / job.divisor);
+    else return static_cast<Out>(a);
+  };
+  const auto term = [](T x, T shift) -> T { return squares ? (x - shift) * (x - shift) : x; };
+  const auto shift_at = [&](int64_t offset) { return squares ? *at<T>(job.data[2], offset) : T(0); };
 
-  if (sx != sizeof(T) && kept.strides[1][tail] == sizeof(T) && kept.strides[0][tail] == sizeof(T)) {
+  if (sx != sizeof(T) && kept.strides[1][tail] == sizeof(T) && kept.strides[0][tail] == sizeof(Out)) {
     // What is kept is contiguous: whole rows are added up, a block of columns at a time.
-    each_run(kept, ith, nth, [&](int64_t count, const int64_t* offset) {
+    each_run(kept, job.count, ith, nth, [&](int64_t count, const int64_t* offset) {
+      const Loop inner = part_of(job, offset[0] / job.chunk_bytes);
+      const int64_t rows = job.count ? inner.count() : 0;
       for (int64_t c0 = 0; c0 < count; c0 += kColumns) {
         const int64_t c = std::min(kColumns, count - c0);
         Acc acc[kColumns];
+        T block[kColumns], shift[kColumns];
         std::fill(acc, acc + c, R::template first<Acc>());
+        for (int64_t j = 0; j < c; ++j) shift[j] = shift_at(offset[2] + (c0 + j) * kept.strides[2][tail]);
         Odometer row(inner, inner.rank, 0);
-        for (int64_t i = 0; i < job.count; ++i, row.next()) {
-          const T* x = at<T>(job.data[1], offset[1] + row.offset[1]) + c0;
-          for (int64_t j = 0; j < c; ++j) acc[j] = F::f(acc[j], static_cast<Acc>(x[j]));
+        for (int64_t i = 0; i < rows;) {
+          std::fill(block, block + c, R::template first<T>());
+          for (const int64_t end = std::min(rows, i + kRows); i < end; ++i, row.next()) {
+            const T* x = at<T>(job.data[1], offset[1] + row.offset[1]) + c0;
+            for (int64_t j = 0; j < c; ++j) block[j] = F::f(block[j], term(x[j], shift[j]));
+          }
+          for (int64_t j = 0; j < c; ++j) acc[j] = F::f(acc[j], static_cast<Acc>(block[j]));
         }
-        T* y = at<T>(job.data[0], offset[0]) + c0;
+        Out* y = at<Out>(job.data[0], offset[0]) + c0;
         for (int64_t j = 0; j < c; ++j) y[j] = finish(acc[j]);
       }
     });
     return;
   }
   each_row(kept, job.count, ith, nth, [&](int64_t, const int64_t* offset) {
+    const Loop inner = part_of(job, offset[0] / job.chunk_bytes);
+    const int64_t n = inner.dims[last], rows = job.count ? outer_count(inner) : 0;
+    const T shift = shift_at(offset[2]);
     Acc acc = R::template first<Acc>();
     Odometer row(inner, last, 0);
     for (int64_t r = 0; r < rows; ++r, row.next()) {
       T* x = at<T>(job.data[1], offset[1] + row.offset[1]);
       if (sx == sizeof(T)) {
-        acc = F::f(acc, R::run(x, n));
+        acc = F::f(acc, R::run(x, n, [&](T v) { return term(v, shift); }));
       } else {
-        for (int64_t i = 0; i < n; ++i) acc = F::f(acc, static_cast<Acc>(*at<T>(x, i * sx)));
+        for (int64_t i = 0; i < n; ++i) acc = F::f(acc, static_cast<Acc>(term(*at<T>(x, i * sx), shift)));
       }
     }
-    *at<T>(job.data[0], offset[0]) = finish(acc);
+    *at<Out>(job.data[0], offset[0]) = finish(acc);
   });
 }
 
-void softmax_run(float* y, const float* x, int64_t n) {
-  const float top = Reducer<Maximum, float>::run(x, n);
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) y[i] = fast_exp(x[i] - top);
-  const float scale = static_cast<float>(1.0 / Reducer<Add, float>::run(y, n));
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) y[i] *= scale;
+// ---- the position of the largest or smallest: the first of equals, and a NaN before all
+
+template <class F, class T>
+bool beats(T a, T b) {
+  if (a != a) return b == b;
+  return std::is_same_v<F, Maximum> ? a > b : a < b;
 }
 
-// Columns side by side: each pass runs along them. `pitch` steps to the next row.
-void softmax_columns(char* y, char* x, int64_t n, int64_t columns, int64_t y_pitch, int64_t x_pitch) {
-  for (int64_t c0 = 0; c0 < columns; c0 += kColumns) {
-    const int64_t c = std::min(kColumns, columns - c0);
-    float top[kColumns], sum[kColumns] = {};
-    std::fill(top, top + c, -std::numeric_limits<float>::infinity());
-    for (int64_t i = 0; i < n; ++i) {
-      const float* from = at<float>(x, i * x_pitch) + c0;
-      for (int64_t j = 0; j < c; ++j) top[j] = Maximum::f(top[j], from[j]);
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      const float* from = at<float>(x, i * x_pitch) + c0;
-      float* to = at<float>(y, i * y_pitch) + c0;
-#pragma GCC ivdep
-      for (int64_t j = 0; j < c; ++j) {
-        to[j] = fast_exp(from[j] - top[j]);
-        sum[j] += to[j];
-      }
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      float* to = at<float>(y, i * y_pitch) + c0;
-      for (int64_t j = 0; j < c; ++j) to[j] /= sum[j];
-    }
+template <class F, class T>
+struct Best {
+  T value;
+  int64_t position;
+
+  void take(T x, int64_t i) {
+    if (beats<F>(x, value)) value = x, position = i;
+  }
+};
+
+// Block by block: the block's own best says whether to look for its place.
+template <class F, class T>
+void take_run(Best<F, T>& best, const T* x, int64_t n, int64_t position) {
+  constexpr int64_t block = 1024;
+  for (int64_t begin = 0; begin < n; begin += block) {
+    const int64_t m = std::min(block, n - begin);
+    const T top = static_cast<T>(Lanes<F, T>::run(x + begin, m));
+    if (!beats<F>(top, best.value)) continue;
+    int64_t i = 0;
+    while (i < m && x[begin + i] != top && !(top != top && x[begin + i] != x[begin + i])) ++i;
+    best = {top, position + begin + i};
   }
 }
 
-void softmax(ggml_tensor*, int ith, int nth, void* userdata) {
-  const auto& job = *static_cast<const RowJob*>(userdata);
-  const int64_t n = job.size, sy = job.strides[0], sx = job.strides[1];
-  constexpr int64_t w = sizeof(float);
-  const int last = job.loop.rank - 1;
-  if (sx != w && job.loop.strides[0][last] == w && job.loop.strides[1][last] == w) {
-    each_run(job.loop, ith, nth, [&](int64_t columns, const int64_t* offset) {
-      softmax_columns(at<char>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]), n, columns, sy, sx);
+template <class F, class T>
+void reduce_position(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const ReduceJob*>(userdata);
+  const Loop& kept = job.loop;
+  const int last = job.inner.rank - 1, tail = kept.rank - 1;
+  const int64_t sx = job.inner.strides[1][last];
+  const int64_t step = job.inner.dims[0] ? job.count / job.inner.dims[0] * job.chunk : 0;  // elements of a chunk
+
+  if (sx != sizeof(T) && kept.strides[1][tail] == sizeof(T) && kept.strides[0][tail] == sizeof(int64_t)) {
+    each_run(kept, job.count, ith, nth, [&](int64_t count, const int64_t* offset) {
+      const int64_t chunk = offset[0] / job.chunk_bytes;
+      const Loop inner = part_of(job, chunk);
+      const int64_t rows = inner.count();
+      for (int64_t c0 = 0; c0 < count; c0 += kColumns) {
+        const int64_t c = std::min(kColumns, count - c0);
+        T value[kColumns];
+        int64_t* y = at<int64_t>(job.data[0], offset[0]) + c0;
+        Odometer row(inner, inner.rank, 0);
+        for (int64_t i = 0; i < rows; ++i, row.next()) {
+          const T* x = at<T>(job.data[1], offset[1] + row.offset[1]) + c0;
+          for (int64_t j = 0; j < c; ++j) {
+            const bool better = i == 0 || beats<F>(x[j], value[j]);
+            value[j] = better ? x[j] : value[j];
+            y[j] = better ? chunk * step + i : y[j];
+          }
+        }
+      }
     });
     return;
   }
-  each_row(job.loop, n * 8, ith, nth, [&](int64_t, const int64_t* offset) {
-    float* y = at<float>(job.data[0], offset[0]);
-    float* x = at<float>(job.data[1], offset[1]);
-    if (sy == w && sx == w) return softmax_run(y, x, n);
-    float top = -std::numeric_limits<float>::infinity();
-    for (int64_t i = 0; i < n; ++i) top = Maximum::f(top, *at<float>(x, i * sx));
-    double sum = 0;
-    for (int64_t i = 0; i < n; ++i) sum += *at<float>(y, i * sy) = fast_exp(*at<float>(x, i * sx) - top);
-    const float scale = static_cast<float>(1.0 / sum);
-    for (int64_t i = 0; i < n; ++i) *at<float>(y, i * sy) *= scale;
-  });
-}
-
-// The sum of f(x), in the same blocks as Reducer.
-template <class F>
-double sum_of(const float* x, int64_t n, F f) {
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kBlock, x += kBlock) {
-    const int64_t m = std::min(kBlock, n - begin);
-    constexpr int sums = 4;
-    Vector acc[sums] = {};
-    int64_t i = 0;
-    for (; i + sums * kVector <= m; i += sums * kVector)
-#pragma GCC unroll 4
-      for (int s = 0; s < sums; ++s) acc[s] += f(load(x + i + s * kVector));
-    for (; i + kVector <= m; i += kVector) acc[0] += f(load(x + i));
-    for (; i < m; ++i) total += f(x[i]);
-    const Vector all = (acc[0] + acc[1]) + (acc[2] + acc[3]);
-    double halves[kVector / 2];
-    for (int l = 0; l < kVector / 2; ++l) halves[l] = static_cast<double>(all[l]) + all[l + kVector / 2];
-    for (int l = 0; l < kVector / 2; ++l) total += halves[l];
-  }
-  return total;
-}
-
-template <bool centred>
-void norm(ggml_tensor*, int ith, int nth, void* userdata) {
-  const auto& job = *static_cast<const RowJob*>(userdata);
-  const int64_t n = job.size;
-  const float* weight = static_cast<const float*>(job.data[2]);
-  const float* bias = static_cast<const float*>(job.data[3]);
-  each_row(job.loop, n * 3, ith, nth, [&](int64_t, const int64_t* offset) {
-    float* y = at<float>(job.data[0], offset[0]);
-    const float* x = at<float>(job.data[1], offset[1]);
-    const float mean = centred ? static_cast<float>(sum_of(x, n, [](auto v) { return v; }) / static_cast<double>(n)) : 0.0f;
-    const double variance = sum_of(x, n, [&](auto v) { return (v - mean) * (v - mean); }) / static_cast<double>(n);
-    const float scale = static_cast<float>(1.0 / std::sqrt(variance + job.eps));
-    if (weight && bias) {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale * weight[i] + bias[i];
-    } else if (weight) {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale * weight[i];
-    } else {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale + (bias ? bias[i] : 0.0f);
+  each_row(kept, job.count, ith, nth, [&](int64_t, const int64_t* offset) {
+    const int64_t chunk = offset[0] / job.chunk_bytes;
+    const Loop inner = part_of(job, chunk);
+    const int64_t n = inner.dims[last], rows = outer_count(inner);
+    Best<F, T> best{*at<T>(job.data[1], offset[1]), chunk * step};
+    Odometer row(inner, last, 0);
+    for (int64_t r = 0; r < rows; ++r, row.next()) {
+      const int64_t position = chunk * step + r * n;
+      T* x = at<T>(job.data[1], offset[1] + row.offset[1]);
+      if (sx == sizeof(T)) take_run(best, x, n, position);
+      else
+        for (int64_t i = 0; i < n; ++i) best.take(*at<T>(x, i * sx), position + i);
     }
+    *at<int64_t>(job.data[0], offset[0]) = best.position;
   });
 }
 
-template <class F>
-Kernel any_reduce(DType dtype) {
-  return dtype == DType::i64   ? reduce<F, int64_t, false>
-         : dtype == DType::i32 ? reduce<F, int32_t, false>
-         : dtype == DType::f32 ? reduce<F, float, false>
-                               : nullptr;
+// The best of the chunks' positions: `loop` has the result, x and the positions; those of the next chunk are
+// `chunk_bytes` further.
+template <class F, class T>
+void best_position(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const ReduceJob*>(userdata);
+  each_row(job.loop, job.count, ith, nth, [&](int64_t, const int64_t* offset) {
+    const auto position = [&](int64_t chunk) { return *at<int64_t>(job.data[2], offset[2] + chunk * job.chunk_bytes); };
+    const auto value = [&](int64_t i) {
+      return *at<T>(job.data[1], offset[1] + Odometer(job.inner, job.inner.rank, i).offset[1]);
+    };
+    Best<F, T> best{value(position(0)), position(0)};
+    for (int64_t chunk = 1; chunk < job.count; ++chunk) best.take(value(position(chunk)), position(chunk));
+    *at<int64_t>(job.data[0], offset[0]) = best.position;
+  });
 }
 
-}  // namespace
-
-Kernel reduce_kernel(Fn fn, DType dtype) {
-  switch (fn) {
-    case Fn::sum: return any_reduce<Add>(dtype);
-    case Fn::amax: return any_reduce<Maximum>(dtype);
-    case Fn::amin: return any_reduce<Minimum>(dtype);
-    case Fn::mean: return dtype == DType::f32 ? reduce<Add, float, true> : nullptr;
+template <class Visit>
+Kernel by_type(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::f32: return visit(float());
+    case DType::f64: return visit(double());
+    case DType::i64: return visit(int64_t());
+    case DType::i32: return visit(int32_t());
     default: return nullptr;
   }
 }
 
-Kernel softmax_kernel() { return softmax; }
-Kernel layer_norm_kernel() { return norm<true>; }
-Kernel rms_norm_kernel() { return norm<false>; }
+// Sums of floats also between f32 and f64: chunks are kept in f64.
+template <bool squares>
+Kernel sum_kernel(DType from, DType to) {
+  if (from == DType::f32 && to == DType::f64) return reduce<Add, float, double, squares>;
+  if (from == DType::f64 && to == DType::f32) return reduce<Add, double, float, squares>;
+  if (from != to) return nullptr;
+  return by_type(from, [](auto x) -> Kernel { return reduce<Add, decltype(x), decltype(x), squares>; });
+}
+
+template <class F>
+Kernel same_kernel(DType dtype) {
+  return by_type(dtype, [](auto x) -> Kernel { return reduce<F, decltype(x), decltype(x), false>; });
+}
+
+}  // namespace
+
+Kernel reduce_kernel(Fn fn, DType from, DType to) {
+  switch (fn) {
+    case Fn::sum: return sum_kernel<false>(from, to);
+    case Fn::squares: return sum_kernel<true>(from, to);
+    case Fn::prod: return same_kernel<Mul>(from);
+    case Fn::amax: return same_kernel<Maximum>(from);
+    case Fn::amin: return same_kernel<Minimum>(from);
+    case Fn::any: return reduce<Maximum, bool, bool, false>;
+    case Fn::all: return reduce<Minimum, bool, bool, false>;
+    default: return nullptr;
+  }
+}
+
+Kernel position_kernel(Fn fn, DType dtype) {
+  return by_type(dtype, [&](auto x) -> Kernel {
+    using T = decltype(x);
+    return fn == Fn::amax ? reduce_position<Maximum, T> : reduce_position<Minimum, T>;
+  });
+}
+
+Kernel best_position_kernel(Fn fn, DType dtype) {
+  return by_type(dtype, [&](auto x) -> Kernel {
+    using T = decltype(x);
+    return fn == Fn::amax ? best_position<Maximum, T> : best_position<Minimum, T>;
+  });
+}
 
 }  // namespace keepdim::ggml

@@ -6,6 +6,14 @@ import torch
 
 from .table import N0, B, N, aten, case, family
 
+
+def _written(x: torch.Tensor, k: int) -> torch.Tensor:
+    x = x.clone()
+    x[:, k] = 2.0
+    x[:, k + 1 :] = x[:, :1] * 3
+    return x
+
+
 # ---------------------------------------------------------------- shapes
 family("shapes")
 case("reshape", lambda x: x.view(x.size(0) * x.size(1), 8) + 1, "view", x="b n 8", n=N, b=B)
@@ -83,6 +91,85 @@ case("slice", lambda x: [t * 2 for t in x.split([1, 3, 4], 1)], "split_with_size
 case("slice", lambda x: x.split([2, x.size(0) - 2])[1] * 2, "split by a symbol", x="n 4", n=(3, 17, 4, 17))
 case("slice", lambda x: [t + 1 for t in x.unbind(1)], "unbind", x="n 3", n=N)
 
+case("cat", lambda x, y: torch.cat([x, y], 1), "two dtypes", x="n 4", y="i64: n 3", n=N)
+case("cat", lambda x, y: torch.cat([x, y]), "bool and u8", x="bool: n 4", y="u8: b 4", n=N, b=B)
+case("cat", lambda x, y: torch.cat([y, x], 1), "with an empty list", x="n 4", y="0", n=N)
+case("cat", lambda x, y: torch.cat([x, y], 6), "rank 8", x="1 2 1 n 1 2 3 2", y="1 2 1 n 1 2 b 2", n=N, b=B)
+for _t in ("f64", "f16", "bf16", "i16", "i8", "u8", "bool"):
+    case("cat", lambda x, y: torch.cat([x, y]), _t, x=f"{_t}: n 3", y=f"{_t}: b 3", n=N, b=B)
+    case("slice", lambda x: x[1::2].transpose(0, 1), _t, x=f"{_t}: n 3", n=N)
+    case("flip", lambda x: x.flip(0), _t, x=f"{_t}: n 3", n=N)
+    case("tril", lambda x: x.tril(), _t, x=f"{_t}: n 3", n=N)
+    case("diagonal", lambda x: x.diagonal(1), _t, x=f"{_t}: 4 n", n=N)
+    case("expand", lambda x: x.repeat(2, 2), f"repeat {_t}", x=f"{_t}: n 3", n=N)
+case(
+    "slice",
+    lambda x, y: x[y.size(0) - 5 :],
+    "start of either sign",
+    x="n 4",
+    y="b 1",
+    n=(9, 17, 10, 17),
+    b=(1, 9, 5, 9),
+    remaining="",
+)
+case("slice", lambda x: x.narrow(1, 1, 2) + 1, "narrow", x="n 4", n=N)
+case("slice", lambda x: x.diff(dim=0), "diff", x="n 4", n=N)
+case("slice", lambda x: x.roll(1, 1), "roll", x="n 4", n=N)
+case("slice", lambda x: x.roll((-2, 1), (0, 1)), "roll two", x="n 4", n=N)
+case("slice", lambda x: x.roll(3), "roll all", x="n 4", n=N)
+case("slice", lambda x: x.roll(x.size(0) // 2, 0), "roll by a symbol", x="n 4", n=N)
+case("slice", lambda x: x[:, 1:-1:2, ..., 1:], "rank 8", x="1 n 1 2 1 2 1 3", n=(3, 17, 4, 17))
+case("slice_scatter", lambda x, y: torch.slice_scatter(x, y, 0, 1), x="n+1 4", y="n 4", n=N)
+case("slice_scatter", lambda x, y: torch.slice_scatter(x, y, 1, 1, 8, 3), "step", x="n 9", y="n 3", n=N)
+case("slice_scatter", lambda x, y: torch.slice_scatter(x, y, 0, -y.size(0)), "from the end", x="20 4", y="n 4", n=N)
+case(
+    "slice_scatter",
+    lambda x, y: torch.slice_scatter(x, y, 0, y.size(0), 2 * y.size(0)),
+    "symbolic",
+    x="40 4",
+    y="n 4",
+    n=N,
+)
+case("slice_scatter", lambda x, y: torch.select_scatter(x, y, 1, 2), "select", x="n 4 3", y="n 3", n=N)
+case("slice_scatter", lambda x, y: torch.select_scatter(x, y, 0, -1), "select last", x="n 4", y="4", n=N)
+case("slice_scatter", lambda x: _written(x, 1), "written", x="n 4", n=N)
+case("slice_scatter", lambda x, y: torch.slice_scatter(x, y, 0, 2), "empty", x="9 4", y="7 4")
+case("slice_scatter", lambda x, y: torch.slice_scatter(x, y, 1, 1), "i64", x="i64 big: n 4", y="i64 big: n 3", n=N)
+case("diagonal", lambda x: x.diagonal(), x="n 4", n=N)
+case("diagonal", lambda x: x.diagonal(-2), "below", x="n 4", n=(3, 17, 4, 17))
+case("diagonal", lambda x: x.diagonal(1, 2, 0), "other dims", x="4 n 3", n=N)
+case("diagonal", lambda x: torch.einsum("nii->n", x), "einsum", x="n 4 4", n=N)
+case("diagonal", lambda x: torch.diag_embed(x), "diag_embed", x="n 3", n=N, remaining="aten.eq")
+case("unfold", lambda x: x.unfold(1, 3, 2), x="n 9", n=N)
+case("unfold", lambda x: x.unfold(0, 2, 1) + 1, "over a symbol", x="n 4", n=(2, 17, 3, 17))
+case("unfold", lambda x: x.unfold(0, 4, 3).unfold(1, 2, 1), "twice", x="9 n 2", n=(2, 17, 3, 17))
+case("unfold", lambda x: x.unfold(0, 2, 2), "i64", x="i64 big: 2*n 4", n=N)
+case("as_strided", lambda x: aten.as_strided_copy(x * 2, (3, 2), (4, 1), 1), x="3 4")
+case("as_strided", lambda x: aten.as_strided_copy(x * 2, (2, 3, 2), (1, 4, 0)), "overlapping", x="i64: 3 4")
+case("flip", lambda x: x.flip(0), x="n 4", n=N)
+case("flip", lambda x: x.flip(-1, 0), "two", x="b n 4", n=N, b=B)
+case("flip", lambda x: x.transpose(0, 1).flip(1), "not contiguous", x="n 4", n=N)
+case("flip", lambda x: x.flip(()) + 1, "none", x="n 4", n=N)
+case("flip", lambda x: x.rot90(1, (0, 1)), "rot90", x="n 4", n=N)
+case("flip", lambda x: x.flip(0), "empty", x="n 4", n=N0)
+case("expand", lambda x: x.repeat(2, 3), "repeat", x="n 4", n=N)
+case("expand", lambda x: x.repeat(3, 1, 2), "repeat with a new dim", x="n 4", n=N)
+case("expand", lambda x: x.repeat(x.size(0), 1), "repeat by a symbol", x="n 4", n=N)
+case("expand", lambda x: x.repeat(2, 0), "repeat to nothing", x="n 4", n=N)
+case("expand", lambda x: x.repeat(2), "repeat rank 0", x="")
+case("expand", lambda x: x.tile((2, 1, 2)), "tile", x="n 4", n=N)
+case("expand", lambda x: x.repeat_interleave(3, 0), "repeat_interleave by 3", x="n 4", n=N)
+case("expand", lambda x: x.repeat(2, 1, 1, 1, 1, 1, 1, 2), "repeat rank 8", x="n 1 2 1 2 1 2", n=N)
+case("tril", lambda x: x.tril(), x="n 4", n=N)
+case("tril", lambda x: x.tril(-1), "below", x="b n n", n=N, b=B)
+case("tril", lambda x: x.transpose(0, 1).tril(2), "not contiguous", x="n 4", n=N)
+case("tril", lambda x: x.tril(), "nan", x="f32 nan: n 4", n=N)
+case("tril", lambda x: x.tril(), "empty", x="n 4", n=N0)
+case("triu", lambda x: x.triu(), x="n 4", n=N)
+case("triu", lambda x: torch.full((x.size(0), x.size(0)), float("-inf")).triu(1), "a causal mask", x="n 1", n=N)
+case("triu", lambda x: x.triu(-9), "all of it", x="n 4", n=N)
+case("triu", lambda x: x.triu(9), "nothing of it", x="n 4", n=N)
+
 # ---------------------------------------------------------------- sources
 family("sources")
 case("arange", lambda x: torch.arange(x.size(0)) + 1, x="n 2", n=N)
@@ -101,12 +188,24 @@ case("full", lambda x: torch.full_like(x, 7) + x, "like", x="n 3", n=N)
 case("full", lambda x: torch.zeros_like(x) + 1, "zeros_like", x="i64: n 3", n=N)
 case("full", lambda x: torch.ones_like(x, dtype=torch.int64) * 2**35, "ones_like", x="n 3", n=N)
 case("full", lambda x: torch.full((x.size(0),), float("inf")), "inf", x="n", n=N)
-case("full", lambda x: torch.full((x.size(0),), True), "bool", x="n", n=N)
+case("full", lambda x: torch.full((x.size(0),), True), "true", x="n", n=N)
 case("full", lambda x: x.new_zeros(x.size(0), 2) + 1, "new_zeros", x="n 3", n=N)
 case("full", lambda x: x.new_ones(2) + x, "new_ones", x="n 2", n=N)
 case("full", lambda x: x + torch.scalar_tensor(1.5), "scalar_tensor", x="n 3", n=N)
 case("full", lambda x: aten.scalar_tensor(x.size(0), dtype=torch.int64) + 1, "scalar_tensor of a size", x="n 3", n=N)
 case("full", lambda x: torch.ones(x.size(0), 2), "empty", x="n 3", n=N0)
+for _t in ("float64", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "bool"):
+    _dtype = getattr(torch, _t)
+    case("full", lambda x, t=_dtype: torch.full((x.size(0), 2), 1, dtype=t), _t, x="n", n=N)
+    if _t != "bool":
+        case("arange", lambda x, t=_dtype: torch.arange(x.size(0), dtype=t), _t, x="n 2", n=N)
+case("arange", lambda x: torch.arange(0.5, x.size(0) + 1, dtype=torch.float64), "symbolic float end", x="n 2", n=N)
+case("full", lambda x: torch.full((x.size(0),), 2**60 + 1), "i64 above 2**53", x="n", n=N)
+case("full", lambda x: x.new_full((2, x.size(0)), 3), "new_full", x="n", n=N)
+case("full", lambda x: torch.empty(x.size(0), 2).fill_(3), "empty, filled", x="n", n=N)
+case("full", lambda x: torch.empty_like(x).zero_() + 1, "empty_like, filled", x="n 3", n=N)
+case("full", lambda x: x.new_empty(x.size(0)).fill_(2), "new_empty, filled", x="n 3", n=N)
+case("full", lambda x: torch.linspace(0, 1, 8) * x, "linspace", x="n 8", n=N, remaining="")
 case("cast", lambda x: x.to(torch.int64), "f32 to i64", x="n 9", n=N)
 case("cast", lambda x: x.to(torch.float32), "i64 to f32", x="i64 big: n", n=N)
 case("cast", lambda x: x.to(torch.int32), "i64 to i32", x="i64: n", n=N)

@@ -1,0 +1,188 @@
+// Kernels that make rows out of rows: softmax, norms, running sums and products.
+#include <cmath>
+
+#include "lanes.h"
+
+namespace keepdim::ggml {
+namespace {
+
+constexpr int64_t kColumns = 256;  // computed at once
+
+inline float exp_of(float x) { return fast_exp(x); }
+inline double exp_of(double x) { return std::exp(x); }
+
+// ---- softmax and its logarithm
+
+template <class T, bool logarithm>
+void softmax_run(T* y, const T* x, int64_t n) {
+  const T top = Lanes<Maximum, T>::run(x, n);
+  if (logarithm) {
+    double sum = 0;
+    T part[kColumns];
+    for (int64_t begin = 0; begin < n; begin += kColumns) {
+      const int64_t m = std::min(kColumns, n - begin);
+#pragma GCC ivdep
+      for (int64_t i = 0; i < m; ++i) part[i] = exp_of(x[begin + i] - top);
+      sum += Lanes<Add, T>::run(part, m);
+    }
+    const T shift = static_cast<T>(std::log(sum));
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) y[i] = x[i] - top - shift;
+    return;
+  }
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) y[i] = exp_of(x[i] - top);
+  const T scale = static_cast<T>(1.0 / Lanes<Add, T>::run(y, n));
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) y[i] *= scale;
+}
+
+// Columns side by side: each pass runs along them. `pitch` steps to the next row.
+template <class T, bool logarithm>
+void softmax_columns(char* y, char* x, int64_t n, int64_t columns, int64_t y_pitch, int64_t x_pitch) {
+  for (int64_t c0 = 0; c0 < columns; c0 += kColumns) {
+    const int64_t c = std::min(kColumns, columns - c0);
+    T top[kColumns], sum[kColumns] = {};
+    std::fill(top, top + c, -std::numeric_limits<T>::infinity());
+    for (int64_t i = 0; i < n; ++i) {
+      const T* from = at<T>(x, i * x_pitch) + c0;
+      for (int64_t j = 0; j < c; ++j) top[j] = Maximum::f(top[j], from[j]);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const T* from = at<T>(x, i * x_pitch) + c0;
+      T* to = at<T>(y, i * y_pitch) + c0;
+#pragma GCC ivdep
+      for (int64_t j = 0; j < c; ++j) {
+        const T e = exp_of(from[j] - top[j]);
+        if (!logarithm) to[j] = e;
+        sum[j] += e;
+      }
+    }
+    for (int64_t j = 0; j < c; ++j) sum[j] = logarithm ? std::log(sum[j]) : T(1) / sum[j];
+    for (int64_t i = 0; i < n; ++i) {
+      const T* from = at<T>(x, i * x_pitch) + c0;
+      T* to = at<T>(y, i * y_pitch) + c0;
+#pragma GCC ivdep
+      for (int64_t j = 0; j < c; ++j) to[j] = logarithm ? from[j] - top[j] - sum[j] : to[j] * sum[j];
+    }
+  }
+}
+
+template <class T, bool logarithm>
+void softmax(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const RowJob*>(userdata);
+  const int64_t n = job.size, sy = job.strides[0], sx = job.strides[1];
+  constexpr int64_t w = sizeof(T);
+  const int last = job.loop.rank - 1;
+  if (sx != w && job.loop.strides[0][last] == w && job.loop.strides[1][last] == w) {
+    each_run(job.loop, n * 8, ith, nth, [&](int64_t columns, const int64_t* offset) {
+      softmax_columns<T, logarithm>(at<char>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]), n, columns, sy,
+                                    sx);
+    });
+    return;
+  }
+  each_row(job.loop, n * 8, ith, nth, [&](int64_t, const int64_t* offset) {
+    T* y = at<T>(job.data[0], offset[0]);
+    T* x = at<T>(job.data[1], offset[1]);
+    if (sy == w && sx == w) return softmax_run<T, logarithm>(y, x, n);
+    T top = -std::numeric_limits<T>::infinity();
+    for (int64_t i = 0; i < n; ++i) top = Maximum::f(top, *at<T>(x, i * sx));
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += exp_of(*at<T>(x, i * sx) - top);
+    const T shift = static_cast<T>(std::log(sum)), scale = static_cast<T>(1.0 / sum);
+    for (int64_t i = 0; i < n; ++i) {
+      const T from = *at<T>(x, i * sx) - top;
+      *at<T>(y, i * sy) = logarithm ? from - shift : exp_of(from) * scale;
+    }
+  });
+}
+
+// ---- norms
+
+template <class T, bool centred>
+void norm(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const RowJob*>(userdata);
+  const int64_t n = job.size;
+  const T* weight = static_cast<const T*>(job.data[2]);
+  const T* bias = static_cast<const T*>(job.data[3]);
+  each_row(job.loop, n * 3, ith, nth, [&](int64_t, const int64_t* offset) {
+    T* y = at<T>(job.data[0], offset[0]);
+    const T* x = at<T>(job.data[1], offset[1]);
+    using Sum = Lanes<Add, T>;
+    const T mean = centred ? static_cast<T>(Sum::run(x, n) / static_cast<double>(n)) : T(0);
+    const double squares = Sum::run(x, n, [&](T v) { return (v - mean) * (v - mean); });
+    const T scale = static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(n) + job.eps));
+    if (weight && bias) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+    } else if (weight) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale * weight[i];
+    } else {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale + (bias ? bias[i] : T(0));
+    }
+  });
+}
+
+// ---- running sums and products; floats run in f64
+
+template <class F, class T>
+void scan(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const RowJob*>(userdata);
+  using Acc = std::conditional_t<std::is_floating_point_v<T>, double, T>;
+  const Acc first = Lanes<F, Acc>::template first<Acc>();
+  const int64_t n = job.size, sy = job.strides[0], sx = job.strides[1];
+  constexpr int64_t w = sizeof(T);
+  const int last = job.loop.rank - 1;
+  if (sx != w && job.loop.strides[0][last] == w && job.loop.strides[1][last] == w) {
+    each_run(job.loop, n, ith, nth, [&](int64_t columns, const int64_t* offset) {
+      for (int64_t c0 = 0; c0 < columns; c0 += kColumns) {
+        const int64_t c = std::min(kColumns, columns - c0);
+        Acc acc[kColumns];
+        std::fill(acc, acc + c, first);
+        for (int64_t i = 0; i < n; ++i) {
+          const T* x = at<T>(job.data[1], offset[1] + i * sx) + c0;
+          T* y = at<T>(job.data[0], offset[0] + i * sy) + c0;
+#pragma GCC ivdep
+          for (int64_t j = 0; j < c; ++j) y[j] = static_cast<T>(acc[j] = F::f(acc[j], static_cast<Acc>(x[j])));
+        }
+      }
+    });
+    return;
+  }
+  each_row(job.loop, n, ith, nth, [&](int64_t, const int64_t* offset) {
+    const char* x = at<char>(job.data[1], offset[1]);
+    char* y = at<char>(job.data[0], offset[0]);
+    Acc acc = first;
+    for (int64_t i = 0; i < n; ++i, x += sx, y += sy) {
+      acc = F::f(acc, static_cast<Acc>(*reinterpret_cast<const T*>(x)));
+      *reinterpret_cast<T*>(y) = static_cast<T>(acc);
+    }
+  });
+}
+
+template <class F>
+Kernel scan_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return scan<F, float>;
+    case DType::f64: return scan<F, double>;
+    case DType::i64: return scan<F, int64_t>;
+    case DType::i32: return scan<F, int32_t>;
+    default: return nullptr;
+  }
+}
+
+Kernel by_float(DType dtype, Kernel f32, Kernel f64) {
+  return dtype == DType::f32 ? f32 : dtype == DType::f64 ? f64 : nullptr;
+}
+
+}  // namespace
+
+Kernel softmax_kernel(DType dtype) { return by_float(dtype, softmax<float, false>, softmax<double, false>); }
+Kernel log_softmax_kernel(DType dtype) { return by_float(dtype, softmax<float, true>, softmax<double, true>); }
+Kernel layer_norm_kernel(DType dtype) { return by_float(dtype, norm<float, true>, norm<double, true>); }
+Kernel rms_norm_kernel(DType dtype) { return by_float(dtype, norm<float, false>, norm<double, false>); }
+Kernel scan_kernel(Fn fn, DType dtype) { return fn == Fn::sum ? scan_of<Add>(dtype) : scan_of<Mul>(dtype); }
+
+}  // namespace keepdim::ggml
