@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
@@ -302,7 +303,20 @@ def _from_sympy(e: Any, symbols: Mapping[str, Dim]) -> Dim:
         return _SYMPY[kind](*args())
     if kind in ("Pow", "PowByNatural") and e.args[1].is_Integer and e.args[1] >= 0:
         return reduce(operator.mul, [_from_sympy(e.args[0], symbols)] * int(e.args[1]), Dim.const(1))
+    if kind in ("TruncToInt", "FloorToInt") and (scaled := _scaled(e.args[0], symbols)) is not None:
+        return scaled
     fail("contract", f"size {e}", f"uses {kind}, which a Dim cannot express")
+
+
+def _scaled(e: Any, symbols: Mapping[str, Dim]) -> Dim | None:
+    """The whole part of 1.5 * float(s), as 3*s//2; None where the float product may be rounded."""
+    factor, rest = e.as_coeff_Mul()
+    if type(rest).__name__ != "ToFloat":
+        return None
+    size, ratio = _from_sympy(rest.args[0], symbols), Fraction(float(factor))
+    lo, hi = size.bounds
+    exact = lo is not None and lo >= 0 and hi is not None and 0 < ratio.numerator * hi < 2**53
+    return size * ratio.numerator // Dim.const(ratio.denominator) if exact else None
 
 
 _SYMPY: dict[str, Callable[..., Dim]] = {

@@ -1,6 +1,6 @@
 """Every op keepdim lowers, a file a family; `table` has what their rows are made of."""
 
-from . import attention, elementwise, index, product, reduce, shape  # noqa: F401  each adds its rows
+from . import attention, elementwise, index, product, reduce, shape, window  # noqa: F401  each adds its rows
 from .shape import dim_order_rows
 from .table import ROWS, Args, Row, Shape, Sink, Unsupported, aten, op
 
@@ -43,4 +43,5 @@ WHOLE = (
     aten.argsort.stable,
     aten.empty_like.default,
     aten.new_empty.default,
+    *window.WHOLE,
 )  # fmt: skip

@@ -250,7 +250,7 @@ struct GgmlPlan final : Plan {
   size_t bytes() const override;
 };
 
-enum class AttrKind : uint8_t { size, sizes, number, flag, text };
+enum class AttrKind : uint8_t { size, sizes, number, real, flag, text };  // number: of the node's dtype
 
 struct AttrRule {
   const char* name;
@@ -341,6 +341,13 @@ class Build {
   // The general step: `kernel` writes `out` from `ins`. `job` is from `make`.
   template <class T>
   T* make() { return plan_->pool.make<T>(); }
+  template <class T>
+  T* table(int64_t count) {  // for kernels, in the plan's memory
+    static_assert(std::is_trivially_destructible_v<T>);
+    T* all = static_cast<T*>(plan_->pool.take(static_cast<size_t>(count) * sizeof(T)));
+    for (int64_t i = 0; i < count; ++i) new (all + i) T();
+    return all;
+  }
   void step(Kernel kernel, Job* job, const Tensor& out, std::initializer_list<const Tensor*> ins, double cost,
             bool elementwise = false);
 

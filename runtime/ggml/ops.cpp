@@ -99,6 +99,7 @@ struct Check {
       const Attr& value = it->second;
       if (rule.kind == AttrKind::number) number(rule, value);
       else if ((rule.kind == AttrKind::size && !std::holds_alternative<DimId>(value)) ||
+               (rule.kind == AttrKind::real && !std::holds_alternative<double>(value)) ||
                (rule.kind == AttrKind::flag && !std::holds_alternative<bool>(value)) ||
                (rule.kind == AttrKind::sizes && !std::holds_alternative<std::vector<DimId>>(value)) ||
                (rule.kind == AttrKind::text && !std::holds_alternative<std::string>(value)))
@@ -138,7 +139,8 @@ namespace {
 const std::vector<Row>& all_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
-    for (const Table& table : {map_rows(), product_rows(), reduce_rows(), shape_rows(), index_rows(), rope_rows()})
+    for (const Table& table : {map_rows(), product_rows(), reduce_rows(), shape_rows(), index_rows(), window_rows(),
+                               rope_rows()})
       all.insert(all.end(), table.rows, table.rows + table.count);
     return all;
   }();

@@ -38,6 +38,7 @@ Table reduce_rows();
 Table shape_rows();
 Table index_rows();
 Table rope_rows();
+Table window_rows();
 
 // ---- checks that rows begin with
 

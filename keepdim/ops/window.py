@@ -1,0 +1,189 @@
+"""Ops over images: convolutions, pools, padding, resampling, norms of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..dims import Dim, decide
+from ..program import NONE
+from .table import Args, Lower, Outs, Shape, Sink, Unsupported, aten, op, reshape
+
+# Better whole than in pieces: the pieces are gathers, or not in ExecuTorch's op set.
+WHOLE = (
+    aten.max_pool3d.default, aten.adaptive_avg_pool3d.default, aten.adaptive_max_pool1d.default,
+    aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, aten.pad.default, aten.instance_norm.default,
+    aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec, aten._upsample_nearest_exact1d.vec,
+    aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact3d.vec, aten.upsample_linear1d.vec,
+    aten.upsample_trilinear3d.vec, aten.upsample_bicubic2d.vec, aten.reflection_pad1d.default,
+    aten.reflection_pad2d.default, aten.reflection_pad3d.default, aten.replication_pad1d.default,
+    aten.replication_pad2d.default, aten.replication_pad3d.default,
+)  # fmt: skip
+
+
+def _each(dims: Sequence[Dim], rank: int, default: Sequence[Dim] = ()) -> tuple[Dim, ...]:
+    """A number for each spatial dim: one stands for all, none for the default."""
+    dims = list(dims) or list(default)
+    return tuple(dims * rank if len(dims) == 1 else dims)
+
+
+ONE, NOUGHT = (Dim.const(1),), (Dim.const(0),)
+
+
+def _conv(b: Sink, name: str, a: Args, out: Shape) -> int:
+    x, w, bias = a.tensor("input"), a.tensor("weight"), a.tensor("bias")
+    rank = len(b.shape(w).dims) - 2
+    a.ignore("output_padding")  # the result's size says it
+    attrs = {
+        "stride": _each(a.dims("stride"), rank, ONE),
+        "padding": _each(a.dims("padding"), rank, NOUGHT),
+        "dilation": _each(a.dims("dilation"), rank, ONE),
+        "groups": a.dim("groups"),
+        "transposed": a.plain("transposed"),
+    }
+    dims = b.shape(x).dims
+    batched = len(dims) == rank + 2
+    if not batched:
+        x = reshape(b, x, (Dim.const(1), *dims))
+    shape = out if batched else Shape(out.dtype, (Dim.const(1), *out.dims))
+    return reshape(b, b.emit(name, [x, w, bias], shape, **attrs), out.dims)
+
+
+def _max_pool(rank: int) -> Lower:
+    def lower(b: Sink, name: str, a: Args, out: Shape | list[Shape]) -> Outs:
+        a.ignore("ceil_mode")  # the result's size says it
+        kernel = _each(a.dims("kernel_size"), rank)
+        attrs = {
+            "kernel": kernel,
+            "stride": _each(a.dims("stride"), rank, kernel),
+            "padding": _each(a.dims("padding"), rank),
+            "dilation": _each(a.dims("dilation"), rank),
+        }
+        x = a.tensor("self")
+        if isinstance(out, Shape):
+            return b.emit(name, [x], out, **attrs)
+        return [b.emit(name, [x], out[0], **attrs), b.emit("max_pool_index", [x], out[1], **attrs)]
+
+    return lower
+
+
+def _avg_pool(rank: int) -> Lower:
+    def lower(b: Sink, name: str, a: Args, out: Shape) -> int:
+        a.ignore("ceil_mode")  # the result's size says it
+        kernel = _each(a.dims("kernel_size"), rank)
+        divisor = a.number("divisor_override") if a.has("divisor_override") else None
+        return b.emit(
+            name,
+            [a.tensor("self")],
+            out,
+            kernel=kernel,
+            stride=_each(a.dims("stride"), rank, kernel),
+            padding=_each(a.dims("padding"), rank),
+            count_include_pad=a.plain("count_include_pad"),
+            **({} if divisor is None else {"divisor": divisor}),
+        )
+
+    return lower
+
+
+def _adaptive(rank: int) -> Lower:
+    def lower(b: Sink, name: str, a: Args, out: Shape | list[Shape]) -> Outs:
+        a.ignore("output_size")  # the result's size says it
+        x, axes = a.tensor("self"), Dim.const(rank)
+        if isinstance(out, Shape):
+            return b.emit(name, [x], out, axes=axes)
+        return [b.emit(name, [x], out[0], axes=axes), b.emit("adaptive_max_pool_index", [x], out[1], axes=axes)]
+
+    return lower
+
+
+def _pad(mode: str | None) -> Lower:
+    def lower(b: Sink, name: str, a: Args, out: Shape) -> int:
+        kind = mode or a.plain("mode")
+        pads = a.dims("padding" if a.has("padding") else "pad")
+        value = a.number("value") if a.has("value") else Dim.const(0)
+        before = tuple(reversed(pads[::2]))  # torch begins with the last dim
+        if kind == "circular" and not all(decide(p, "ge", 0) for p in pads):
+            raise Unsupported("circular padding of less than nothing is not handled")
+        return b.emit(name, [a.tensor("self")], out, mode=kind, before=before, value=value)
+
+    return lower
+
+
+def _scales(a: Args) -> dict[str, float]:
+    """Scale factors where they are given: torch computes with them and not with the sizes."""
+    a.ignore("output_size")  # the result's size says it
+    factors = a.plain("scale_factors") or []
+    return {f"scale_{i}": float(f) for i, f in enumerate(factors)}
+
+
+def _nearest(exact: bool) -> Lower:
+    def lower(b: Sink, name: str, a: Args, out: Shape) -> int:
+        return b.emit(name, [a.tensor("input")], out, exact=exact, **_scales(a))
+
+    return lower
+
+
+def _resample(mode: str) -> Lower:
+    def lower(b: Sink, name: str, a: Args, out: Shape) -> int:
+        corners = a.plain("align_corners")
+        return b.emit(name, [a.tensor("input")], out, mode=mode, align_corners=corners, **_scales(a))
+
+    return lower
+
+
+def _group_norm(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
+    a.ignore("N", "C", "HxW")  # of the input's shape
+    ins = [a.tensor(n) for n in ("input", "weight", "bias")]
+    return [b.emit(name, ins, out[0], eps=a.plain("eps"), groups=a.dim("group")), None, None]
+
+
+def _batch_norm(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
+    a.ignore("momentum")  # of training
+    ins = [a.tensor(n) for n in ("input", "weight", "bias", "running_mean", "running_var")]
+    return [b.emit(name, ins, out[0], eps=a.plain("eps")), None, None]
+
+
+def _own_norm(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
+    """Batch norm by the batch's own statistics: each channel of the whole batch is a group."""
+    a.ignore("training", "momentum")
+    ins = [a.tensor(n) for n in ("input", "weight", "bias")]
+    if out[0].dims[0].value != 1:
+        raise Unsupported("statistics over a batch are not handled")
+    return [b.emit("group_norm", ins, out[0], eps=a.plain("eps"), groups=out[0].dims[1]), None, None]
+
+
+def _instance_norm(b: Sink, name: str, a: Args, out: Shape) -> int:
+    a.ignore("momentum", "cudnn_enabled")
+    own, eps = a.plain("use_input_stats"), a.plain("eps")
+    x, weight, bias, mean, var = (a.tensor(n) for n in ("input", "weight", "bias", "running_mean", "running_var"))
+    if not own:
+        return b.emit("batch_norm", [x, weight, bias, mean, var], out, eps=eps)
+    if mean != NONE:
+        raise Unsupported("statistics that change are not handled")
+    return b.emit(name, [x, weight, bias], out, eps=eps, groups=out.dims[1])
+
+
+op("conv", aten.convolution.default, lower=_conv)
+op("max_pool", aten.max_pool2d_with_indices.default, lower=_max_pool(2))
+op("max_pool", aten.max_pool3d.default, aten.max_pool3d_with_indices.default, lower=_max_pool(3))
+op("avg_pool", aten.avg_pool2d.default, lower=_avg_pool(2))
+op("avg_pool", aten.avg_pool3d.default, lower=_avg_pool(3))
+op("adaptive_avg_pool", aten._adaptive_avg_pool2d.default, lower=_adaptive(2))
+op("adaptive_avg_pool", aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default, lower=_adaptive(3))
+op("adaptive_max_pool", aten.adaptive_max_pool1d.default, lower=_adaptive(1))
+op("adaptive_max_pool", aten.adaptive_max_pool2d.default, lower=_adaptive(2))
+op("adaptive_max_pool", aten.adaptive_max_pool3d.default, lower=_adaptive(3))
+op("pad", aten.pad.default, lower=_pad(None))
+op("pad", aten.constant_pad_nd.default, lower=_pad("constant"))
+for _rank in ("1d", "2d", "3d"):
+    op("pad", getattr(aten, f"reflection_pad{_rank}").default, lower=_pad("reflect"))
+    op("pad", getattr(aten, f"replication_pad{_rank}").default, lower=_pad("replicate"))
+    op("nearest", getattr(aten, f"upsample_nearest{_rank}").vec, lower=_nearest(exact=False))
+    op("nearest", getattr(aten, f"_upsample_nearest_exact{_rank}").vec, lower=_nearest(exact=True))
+for _kind in ("linear1d", "bilinear2d", "trilinear3d"):
+    op("resample", getattr(aten, f"upsample_{_kind}").vec, lower=_resample("linear"))
+op("resample", aten.upsample_bicubic2d.vec, lower=_resample("cubic"))
+op("group_norm", aten.native_group_norm.default, lower=_group_norm)
+op("group_norm", aten.instance_norm.default, lower=_instance_norm)
+op("group_norm", aten._native_batch_norm_legit.no_stats, lower=_own_norm)
+op("batch_norm", aten._native_batch_norm_legit_no_training.default, lower=_batch_norm)

@@ -1,0 +1,430 @@
+// Rows of ops over images: convolutions, pools, padding, resampling, norms of channels.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ops.h"
+#include "window.h"
+
+namespace keepdim::ggml {
+namespace {
+
+constexpr Attrs kConv = {{"stride", AttrKind::sizes, true},   {"padding", AttrKind::sizes, true},
+                         {"dilation", AttrKind::sizes, true}, {"groups", AttrKind::size, true},
+                         {"transposed", AttrKind::flag, true}};
+constexpr Attrs kMaxPool = {{"kernel", AttrKind::sizes, true},
+                            {"stride", AttrKind::sizes, true},
+                            {"padding", AttrKind::sizes, true},
+                            {"dilation", AttrKind::sizes, true}};
+constexpr Attrs kAvgPool = {{"kernel", AttrKind::sizes, true},
+                            {"stride", AttrKind::sizes, true},
+                            {"padding", AttrKind::sizes, true},
+                            {"count_include_pad", AttrKind::flag, true},
+                            {"divisor", AttrKind::size, false}};
+
+// The spatial dims of a node as kSpace of them: `fill` for those that it does not have.
+struct Space {
+  int64_t size[kSpace];
+
+  Space(Build& b, const char* name, int rank, int64_t fill, int64_t least) {
+    const std::vector<int64_t> list = b.sizes(name);
+    if (list.size() != static_cast<size_t>(rank))
+      b.refuse(std::string(name) + " has " + std::to_string(list.size()) + " numbers for " + std::to_string(rank) +
+               " spatial dims.");
+    std::fill(size, size + kSpace, fill);
+    std::copy(list.begin(), list.end(), size + kSpace - rank);
+    for (int64_t n : list)
+      if (n < least || n > INT32_MAX) b.refuse(std::string(name) + " = " + std::to_string(n) + " is out of range.");
+  }
+  int64_t operator[](int d) const { return size[d]; }
+};
+
+void take_space(const Tensor& x, int rank, int64_t* to) {
+  std::fill(to, to + kSpace, int64_t{1});
+  std::copy(x.dims + x.rank - rank, x.dims + x.rank, to + kSpace - rank);
+}
+
+// ---- convolutions
+
+void check_conv(Build& b, int rank, int64_t groups, bool transposed) {
+  const Tensor &x = b.in(0), &w = b.in(1), &out = b.out();
+  if (rank < 1 || rank > kSpace || w.rank != x.rank || out.rank != x.rank)
+    b.refuse("weight " + dims_text(w) + " does not fit input " + dims_text(x) + ".");
+  const int64_t from = w.dims[transposed ? 0 : 1], to = w.dims[transposed ? 1 : 0];
+  const bool fit = groups > 0 && x.dims[1] == (transposed ? from : from * groups) && x.dims[1] % groups == 0 &&
+                   out.dims[1] == (transposed ? to * groups : to) && out.dims[1] % groups == 0;
+  if (!fit || x.dims[0] != out.dims[0])
+    b.refuse("weight " + dims_text(w) + " in " + std::to_string(groups) + " groups does not take " + dims_text(x) +
+             " to " + dims_text(out) + ".");
+  if (b.has(2) && (b.in(2).rank != 1 || b.in(2).dims[0] != out.dims[1]))
+    b.refuse("bias " + dims_text(b.in(2)) + " does not fit result " + dims_text(out) + ".");
+}
+
+// The taps of all phases of one spatial dim, in the order of the kernel.
+void add_phases(Build& b, ConvJob& job, int d, int64_t stride, int64_t padding, int64_t dilation, bool transposed) {
+  const int64_t reach = dilation * (job.kernel[d] - 1) + 1;
+  const int64_t in = job.in[d], out = job.out[d];
+  const int64_t expected = transposed ? (in - 1) * stride - 2 * padding + reach
+                                      : in + 2 * padding < reach ? 0 : (in + 2 * padding - reach) / stride + 1;
+  const int64_t spare = transposed ? std::max(stride, dilation) - 1 : 0;
+  if (job.kernel[d] < 1 || out < expected || out > expected + spare)
+    b.refuse("result " + dims_text(b.out()) + " is not that of " + dims_text(b.in(0)) + " and weight " +
+             dims_text(b.in(1)) + ".");
+  job.phases[d] = transposed ? std::clamp<int64_t>(out, 1, stride) : 1;
+  auto* phases = b.table<Phase>(job.phases[d]);
+  auto* taps = b.table<Tap>(job.kernel[d]);
+  for (int64_t p = 0; p < job.phases[d]; ++p) {
+    Phase& phase = phases[p];
+    phase.first = p;
+    phase.step = transposed ? stride : 1;
+    phase.count = out > p ? (out - p - 1) / phase.step + 1 : 0;
+    phase.stride = transposed ? 1 : stride;
+    phase.tap = taps;
+    for (int64_t k = 0; k < job.kernel[d]; ++k) {
+      const int64_t at = transposed ? p + padding - k * dilation : k * dilation - padding;
+      if (transposed && at % stride) continue;
+      *taps++ = {k, transposed ? at / stride : at};
+      ++phase.taps;
+    }
+  }
+  job.phase[d] = phases;
+}
+
+Tensor conv(Build& b) {
+  const Tensor &x = b.in(0), &w = b.in(1);
+  Tensor out = b.out();
+  const int rank = x.rank - 2;
+  const int64_t groups = b.size("groups");
+  const bool transposed = b.flag("transposed");
+  check_conv(b, rank, groups, transposed);
+  const Space stride(b, "stride", rank, 1, 1), padding(b, "padding", rank, 0, 0), dilation(b, "dilation", rank, 1, 1);
+  auto* job = b.make<ConvJob>();
+  job->batch = x.dims[0];
+  job->groups = groups;
+  job->channels = x.dims[1] / groups;
+  job->rows = out.dims[1] / groups;
+  take_space(x, rank, job->in);
+  take_space(out, rank, job->out);
+  take_space(w, rank, job->kernel);
+  bool pointwise = !transposed;  // its images are rows
+  for (int d = 0; d < kSpace; ++d) {
+    add_phases(b, *job, d, stride[d], padding[d], dilation[d], transposed);
+    pointwise &= job->kernel[d] == 1 && stride[d] == 1 && padding[d] == 0;
+  }
+  if (out.count() == 0) return out;
+  if (pointwise) {
+    const int64_t pixels = job->in[0] * job->in[1] * job->in[2];
+    for (int d = 0; d < kSpace; ++d) {
+      job->in[d] = job->out[d] = d + 1 < kSpace ? 1 : pixels;
+      add_phases(b, *job, d, 1, 0, 1, false);
+    }
+  }
+  const Tensor image = b.contiguous(x), weight = b.contiguous(w), bias = b.has(2) ? b.contiguous(b.in(2)) : Tensor();
+  const int64_t positions = job->kernel[0] * job->kernel[1] * job->kernel[2] * w.width();
+  job->w_row = transposed ? positions : positions * job->channels;
+  job->w_channel = transposed ? positions * job->rows : positions;
+  job->w_group = job->channels * job->rows * positions;
+  b.allocate(out);
+  const bool direct = job->channels == 1 || x.dtype == DType::f64;
+  const double products = static_cast<double>(out.count()) * static_cast<double>(job->channels) *
+                          static_cast<double>(positions / w.width());
+  b.step(direct ? direct_conv_kernel(x.dtype) : conv_kernel(), job, out, {&image, &weight, &bias}, products);
+  return out;
+}
+
+// ---- pools
+
+// `make` gives the window of one output of one spatial dim.
+template <class Make>
+Tensor pool(Build& b, Kernel kernel, PoolJob* job, int rank, Make&& make) {
+  const Tensor& x = b.in(0);
+  Tensor out = b.out();
+  bool fits = x.rank == out.rank && x.rank >= rank;
+  for (int d = 0; fits && d < x.rank - rank; ++d) fits = x.dims[d] == out.dims[d];
+  if (!fits) b.refuse("result " + dims_text(out) + " is no pool of " + dims_text(x) + ".");
+  if (out.count() == 0) return out;
+  take_space(x, rank, job->in);
+  take_space(out, rank, job->out);
+  double work = static_cast<double>(out.count());
+  for (int d = 0; d < kSpace; ++d) {
+    auto* windows = b.table<Window>(job->out[d]);
+    int64_t widest = 0;
+    for (int64_t o = 0; o < job->out[d]; ++o) {
+      windows[o] = make(d, o);
+      if (windows[o].begin >= windows[o].end)
+        b.refuse("window " + std::to_string(o) + " of result " + dims_text(out) + " is outside of " + dims_text(x) + ".");
+      widest = std::max(widest, windows[o].end - windows[o].begin);
+    }
+    job->window[d] = windows;
+    work *= static_cast<double>(widest);
+  }
+  job->planes = out.count() / (job->out[0] * job->out[1] * job->out[2]);
+  const Tensor image = b.contiguous(x);
+  b.allocate(out);
+  b.step(kernel, job, out, {&image}, 2 * work);
+  return out;
+}
+
+// Windows of one size at equal distances; they begin in the padding at the earliest, and reach over it.
+Tensor sliding_pool(Build& b, Kernel kernel) {
+  const bool with_padding = b.flag("count_include_pad");
+  const auto rank = static_cast<int>(b.sizes("kernel").size());
+  if (rank < 1 || rank > kSpace) b.refuse("has " + std::to_string(rank) + " spatial dims.");
+  const Space size(b, "kernel", rank, 1, 1), stride(b, "stride", rank, 1, 1), padding(b, "padding", rank, 0, 0);
+  auto* job = b.make<PoolJob>();
+  std::fill(job->step, job->step + kSpace, int64_t{1});
+  if (b.attr("dilation")) {
+    const Space dilation(b, "dilation", rank, 1, 1);
+    std::copy(dilation.size, dilation.size + kSpace, job->step);
+  }
+  if (b.attr("divisor")) job->divisor = b.size("divisor");
+  return pool(b, kernel, job, rank, [&](int d, int64_t o) {
+    const int64_t begin = o * stride[d] - padding[d], step = job->step[d], in = job->in[d];
+    const int64_t end = begin + (size[d] - 1) * step + 1, skipped = begin < 0 ? (-begin + step - 1) / step : 0;
+    const Window inside{begin + skipped * step, std::min(end, in), 0};
+    return Window{inside.begin, inside.end, with_padding ? std::min(end, in + padding[d]) - begin
+                                                         : inside.end - inside.begin};
+  });
+}
+
+// Windows that share out the whole input.
+Tensor adaptive_pool(Build& b, Kernel kernel) {
+  auto* job = b.make<PoolJob>();
+  std::fill(job->step, job->step + kSpace, int64_t{1});
+  const int64_t rank = b.size("axes");
+  if (rank < 1 || rank > kSpace) b.refuse("has " + std::to_string(rank) + " spatial dims.");
+  return pool(b, kernel, job, static_cast<int>(rank), [&](int d, int64_t o) {
+    const int64_t in = job->in[d], out = job->out[d];
+    const int64_t begin = o * in / out, end = ((o + 1) * in + out - 1) / out;
+    return Window{begin, end, end - begin};
+  });
+}
+
+// ---- padding and resampling
+
+// x read through a table of positions for each of its last dims; -1 is `value`, of the dtype of x.
+template <class Position>
+Tensor remap(Build& b, int rank, const Scalar& value, Position&& position) {
+  const Tensor& x = b.in(0);
+  Tensor out = b.out();
+  bool fits = x.rank == out.rank && x.rank >= rank;
+  for (int d = 0; fits && d < x.rank - rank; ++d) fits = x.dims[d] == out.dims[d];
+  if (!fits) b.refuse("result " + dims_text(out) + " is not made of " + dims_text(x) + ".");
+  if (out.count() == 0) return out;
+  auto* job = b.make<RemapJob>();
+  // Dims before the first that changes are one, and so are those after the last, with the element.
+  const auto changes = [&](int d) {
+    bool same = x.dims[d] == out.dims[d];
+    for (int64_t o = 0; same && o < out.dims[d] && d >= x.rank - rank; ++o) same = position(d, o) == o;
+    return !same;
+  };
+  int first = 0, last = x.rank - 1;
+  while (first < x.rank && !changes(first)) ++first;
+  while (last > first && !changes(last)) --last;
+  if (first == x.rank) return x;
+  job->width = job->unit = out.width();
+  for (int d = last + 1; d < x.rank; ++d) job->width *= out.dims[d];
+  job->rank = last - first + 2;
+  job->dims[0] = 1;
+  for (int d = 0; d < first; ++d) job->dims[0] *= out.dims[d];
+  job->image = job->width;
+  for (int d = last; d >= first; --d) {
+    auto* table = b.table<int64_t>(out.dims[d]);
+    for (int64_t o = 0; o < out.dims[d]; ++o) {
+      const int64_t from = d < x.rank - rank ? o : position(d, o);
+      if (from >= x.dims[d]) b.refuse("reads behind dim " + std::to_string(d) + " of " + dims_text(x) + ".");
+      table[o] = from < 0 ? -1 : from * job->image;
+    }
+    job->dims[d - first + 1] = out.dims[d];
+    job->table[d - first + 1] = table;
+    job->image *= x.dims[d];
+  }
+  // The longest run of neighbours.
+  const int64_t* row = job->table[job->rank - 1];
+  for (int64_t begin = 0, n = job->dims[job->rank - 1]; begin < n;) {
+    int64_t end = begin + 1;
+    while (end < n && row[begin] >= 0 && row[end] == row[end - 1] + job->width) ++end;
+    if (row[begin] >= 0 && end - begin > job->run.end - job->run.begin) job->run = {begin, end};
+    begin = end;
+  }
+  if (value.is_whole) converter(DType::i64, x.dtype)(job->value, 0, &value.whole, 0, 1);
+  else converter(DType::f64, x.dtype)(job->value, 0, &value.real, 0, 1);
+  const Tensor source = b.contiguous(x);
+  b.allocate(out);
+  b.step(remap_kernel(job->width), job, out, {&source}, static_cast<double>(out.count()));
+  return out;
+}
+
+Tensor pad(Build& b) {
+  const Tensor& x = b.in(0);
+  const std::string mode = std::get<std::string>(*b.attr("mode"));
+  const std::vector<int64_t> before = b.sizes("before");
+  const auto rank = static_cast<int>(before.size());
+  if (rank < 1 || rank > x.rank) b.refuse(std::to_string(rank) + " dims are padded of " + dims_text(x) + ".");
+  const int kind = mode == "constant" ? 0 : mode == "reflect" ? 1 : mode == "replicate" ? 2 : mode == "circular" ? 3 : -1;
+  if (kind < 0) b.refuse("mode is '" + mode + "', not 'constant', 'reflect', 'replicate' or 'circular'.");
+  return remap(b, rank, b.scalar("value"), [&](int d, int64_t o) {
+    const int64_t size = x.dims[d], at = o - before[d - (x.rank - rank)];
+    if (at >= 0 && at < size) return at;
+    if (kind == 0) return int64_t{-1};
+    const int64_t mirrored = at < 0 ? -at : 2 * (size - 1) - at;
+    const int64_t from = kind == 1   ? mirrored
+                         : kind == 2 ? (at < 0 ? 0 : size - 1)
+                                     : at < 0 ? at + size : at - size;
+    if (from < 0 || from >= size)
+      b.refuse("the padding of dim " + std::to_string(d) + " is too large for " + dims_text(x) + ".");
+    return from;
+  });
+}
+
+// Inputs per output of a spatial dim, as torch computes it, in T.
+template <class T>
+T scale_of(Build& b, int rank, int dim, int64_t in, int64_t out) {
+  static const char* names[] = {"scale_0", "scale_1", "scale_2"};
+  const int index = dim - (kSpace - rank);
+  if (index >= 0 && b.attr(names[index])) {
+    const double scale = b.number(names[index]);
+    if (scale > 0) return static_cast<T>(1 / scale);
+  }
+  return static_cast<T>(in) / static_cast<T>(out);
+}
+
+int space_rank(Build& b) {
+  const int rank = b.in(0).rank - 2;
+  if (rank < 1 || rank > kSpace) b.refuse("input " + dims_text(b.in(0)) + " is no batch of images.");
+  return rank;
+}
+
+template <class T>
+Tensor nearest(Build& b) {
+  const Tensor &x = b.in(0), &out = b.out();
+  const int rank = space_rank(b);
+  const T half = b.flag("exact") ? T(0.5) : T(0);
+  return remap(b, rank, {}, [&](int d, int64_t o) {
+    const T scale = scale_of<T>(b, rank, d - x.rank + kSpace, x.dims[d], out.dims[d]);
+    return std::min(static_cast<int64_t>(std::floor((static_cast<T>(o) + half) * scale)), x.dims[d] - 1);
+  });
+}
+
+Sample linear_sample(float at, int64_t in) {
+  at = std::max(at, 0.0f);
+  const int64_t first = std::min(static_cast<int64_t>(at), in - 1);
+  const float right = std::min(std::max(at - static_cast<float>(first), 0.0f), 1.0f);
+  return {{first, std::min(first + 1, in - 1)}, {1 - right, right}};
+}
+
+Sample cubic_sample(float at, int64_t in) {
+  const float floor = std::floor(at), t = at - floor, a = -0.75f;
+  const auto near = [&](float x) { return ((a + 2) * x - (a + 3)) * x * x + 1; };
+  const auto far = [&](float x) { return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a; };
+  Sample sample{{}, {far(t + 1), near(t), near(1 - t), far(2 - t)}};
+  for (int64_t i = 0; i < 4; ++i)
+    sample.index[i] = std::clamp<int64_t>(static_cast<int64_t>(floor) - 1 + i, 0, in - 1);
+  return sample;
+}
+
+Tensor resample(Build& b) {
+  const Tensor& x = b.in(0);
+  Tensor out = b.out();
+  const int rank = space_rank(b);
+  const std::string mode = std::get<std::string>(*b.attr("mode"));
+  if (mode != "linear" && mode != "cubic") b.refuse("mode is '" + mode + "', not 'linear' or 'cubic'.");
+  if (out.rank != x.rank || out.dims[0] != x.dims[0] || out.dims[1] != x.dims[1])
+    b.refuse("result " + dims_text(out) + " is not made of " + dims_text(x) + ".");
+  if (out.count() == 0) return out;
+  if (x.count() == 0) b.refuse("input " + dims_text(x) + " is empty.");
+  auto* job = b.make<ResampleJob>();
+  take_space(x, rank, job->in);
+  take_space(out, rank, job->out);
+  job->planes = x.dims[0] * x.dims[1];
+  double work = 2 * static_cast<double>(out.count());
+  for (int d = 0; d < kSpace; ++d) {
+    auto* samples = b.table<Sample>(job->out[d]);
+    const int64_t in = job->in[d], n = job->out[d];
+    job->taps[d] = d < kSpace - rank ? 1 : mode == "linear" ? 2 : 4;
+    const bool corners = b.flag("align_corners");
+    const float scale = corners ? (n > 1 ? static_cast<float>(in - 1) / static_cast<float>(n - 1) : 0.0f)
+                                : scale_of<float>(b, rank, d, in, n);
+    for (int64_t o = 0; o < n; ++o) {
+      const float at = corners ? static_cast<float>(o) * scale : (static_cast<float>(o) + 0.5f) * scale - 0.5f;
+      samples[o] = mode == "linear" ? linear_sample(at, in) : cubic_sample(at, in);
+    }
+    if (job->taps[d] == 1) samples[0] = {{0}, {1}};
+    job->sample[d] = samples;
+    work *= static_cast<double>(job->taps[d]);
+  }
+  const Tensor image = b.contiguous(x);
+  b.allocate(out);
+  b.step(resample_kernel(), job, out, {&image}, work);
+  return out;
+}
+
+// ---- norms of channels
+
+Tensor channel_norm(Build& b, int64_t groups, bool given) {
+  const Tensor x = same_shape(b);
+  if (x.rank < 2 || groups < 1 || x.dims[1] % groups)
+    b.refuse("the channels of " + dims_text(x) + " are no " + std::to_string(groups) + " groups.");
+  for (size_t i = 1; i < b.ins(); ++i)
+    if (b.has(i) && (b.in(i).rank != 1 || b.in(i).dims[0] != x.dims[1]))
+      b.refuse("operand " + dims_text(b.in(i)) + " does not fit the channels of " + dims_text(x) + ".");
+  Tensor out = b.out();
+  if (out.count() == 0) return out;
+  Tensor numbers[4];
+  for (size_t i = 1; i < b.ins(); ++i)
+    if (b.has(i)) numbers[i - 1] = b.contiguous(b.in(i));
+  const Tensor image = b.contiguous(x);
+  auto* job = b.make<ChannelJob>();
+  job->groups = groups;
+  job->rows = x.dims[0] * groups;
+  job->channels = x.dims[1] / groups;
+  job->size = x.count() / (x.dims[0] * x.dims[1]);
+  job->eps = b.number("eps");
+  b.allocate(out);
+  b.step(channel_norm_kernel(x.dtype), job, out, {&image, numbers, numbers + 1, numbers + 2, numbers + 3},
+         (given ? 2.0 : 6.0) * static_cast<double>(out.count()), true);
+  return out;
+}
+
+constexpr Attrs kPad = {{"mode", AttrKind::text, true}, {"before", AttrKind::sizes, true}, {"value", AttrKind::number, true}};
+constexpr Attrs kNearest = {{"exact", AttrKind::flag, true},
+                            {"scale_0", AttrKind::real, false},
+                            {"scale_1", AttrKind::real, false},
+                            {"scale_2", AttrKind::real, false}};
+constexpr Attrs kResample = {{"mode", AttrKind::text, true},     {"align_corners", AttrKind::flag, true},
+                             {"scale_0", AttrKind::real, false}, {"scale_1", AttrKind::real, false},
+                             {"scale_2", AttrKind::real, false}};
+constexpr Attrs kGroupNorm = {{"eps", AttrKind::number, true}, {"groups", AttrKind::size, true}};
+constexpr Attrs kBatchNorm = {{"eps", AttrKind::number, true}};
+constexpr TypeMask kHalfOrSingle = kF32 | bit(DType::f16) | bit(DType::bf16);
+constexpr TypeMask kPooled = kFloats | (kIntegers & ~bit(DType::boolean));
+constexpr Attrs kAxes = {{"axes", AttrKind::size, true}};
+
+constexpr Row kRows[] = {
+    {"conv", {2, 3, 4, "TTT>T", kFloats, kConv, true}, conv},
+    {"max_pool", unary(kPooled, kMaxPool, true),
+     [](Build& b) { return sliding_pool(b, max_pool_kernel(b.in(0).dtype)); }},
+    {"max_pool_index", {1, 1, 0, "T>l", kPooled, kMaxPool, true},
+     [](Build& b) { return sliding_pool(b, max_pool_index_kernel(b.in(0).dtype)); }},
+    {"avg_pool", unary(kFloats, kAvgPool, true),
+     [](Build& b) { return sliding_pool(b, avg_pool_kernel(b.in(0).dtype)); }},
+    {"adaptive_max_pool", unary(kPooled, kAxes, true),
+     [](Build& b) { return adaptive_pool(b, max_pool_kernel(b.in(0).dtype)); }},
+    {"adaptive_max_pool_index", {1, 1, 0, "T>l", kPooled, kAxes, true},
+     [](Build& b) { return adaptive_pool(b, max_pool_index_kernel(b.in(0).dtype)); }},
+    {"adaptive_avg_pool", unary(kFloats, kAxes, true),
+     [](Build& b) { return adaptive_pool(b, avg_pool_kernel(b.in(0).dtype)); }},
+    {"pad", unary(kAll, kPad), pad},
+    {"nearest", unary(kAll, kNearest),
+     [](Build& b) { return b.in(0).dtype == DType::f64 ? nearest<double>(b) : nearest<float>(b); }},
+    {"resample", unary(kHalfOrSingle, kResample, true), resample},
+    {"group_norm", {1, 3, 6, "TTT>T", kFloats, kGroupNorm, true},
+     [](Build& b) { return channel_norm(b, b.size("groups"), false); }},
+    {"batch_norm", {5, 5, 6, "TTTTT>T", kFloats, kBatchNorm, true}, [](Build& b) { return channel_norm(b, 1, true); }},
+};
+
+}  // namespace
+
+Table window_rows() { return {kRows, std::size(kRows)}; }
+
+}  // namespace keepdim::ggml

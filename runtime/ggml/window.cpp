@@ -1,0 +1,282 @@
+// Pools, padding, resampling, and norms of channels: kernels over images.
+#include <cmath>
+#include <limits>
+
+#include "window.h"
+
+namespace keepdim::ggml {
+namespace {
+
+// ---- pools
+
+template <class T>
+constexpr T lowest() {
+  using Limits = std::numeric_limits<T>;
+  return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+}
+
+// Calls body(y, x, z, v) for every row of the result: where it begins, its plane, its windows in the outer dims.
+template <class T, class Y, class Body>
+void each_output_row(const PoolJob& job, int ith, int nth, Body&& body) {
+  const int64_t plane = job.in[0] * job.in[1] * job.in[2];
+  const int64_t rows = job.planes * job.out[0] * job.out[1];
+  if (rows * job.out[2] < kGrain) {
+    if (ith) return;
+    nth = 1;
+  }
+  const Span span = share(rows, ith, nth);
+  for (int64_t i = span.begin; i < span.end; ++i) {
+    const Window& v = job.window[1][i % job.out[1]];
+    const Window& z = job.window[0][i / job.out[1] % job.out[0]];
+    const T* x = static_cast<const T*>(job.data[1]) + i / job.out[1] / job.out[0] * plane;
+    body(static_cast<Y*>(job.data[0]) + i * job.out[2], x, z, v);
+  }
+}
+
+// y[j] = F(y[j], …) over the windows of a row's outputs, row by row of the input.
+template <class F, class T>
+void gather_windows(const PoolJob& job, const T* x, const Window& z, const Window& v, T* y) {
+  const int64_t step = job.step[2];
+  const Window* windows = job.window[2];
+  for (int64_t d = z.begin; d < z.end; d += job.step[0])
+    for (int64_t h = v.begin; h < v.end; h += job.step[1]) {
+      const T* row = x + (d * job.in[1] + h) * job.in[2];
+      for (int64_t j = 0; j < job.out[2]; ++j) {
+        T a = y[j];
+        for (int64_t w = windows[j].begin; w < windows[j].end; w += step) a = F::f(a, row[w]);
+        y[j] = a;
+      }
+    }
+}
+
+template <class T>
+void max_pool(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const PoolJob*>(userdata);
+  each_output_row<T, T>(job, ith, nth, [&](T* y, const T* x, const Window& z, const Window& v) {
+    std::fill(y, y + job.out[2], lowest<T>());
+    gather_windows<Maximum>(job, x, z, v, y);
+  });
+}
+
+// The position of the first of the greatest, or of the last NaN, as in torch.
+template <class T>
+void max_pool_index(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const PoolJob*>(userdata);
+  each_output_row<T, int64_t>(job, ith, nth, [&](int64_t* y, const T* x, const Window& z, const Window& v) {
+    for (int64_t j = 0; j < job.out[2]; ++j) {
+      const Window& u = job.window[2][j];
+      int64_t best = (z.begin * job.in[1] + v.begin) * job.in[2] + u.begin;
+      T top = lowest<T>();
+      for (int64_t d = z.begin; d < z.end; d += job.step[0])
+        for (int64_t h = v.begin; h < v.end; h += job.step[1])
+          for (int64_t w = u.begin; w < u.end; w += job.step[2]) {
+            const int64_t at = (d * job.in[1] + h) * job.in[2] + w;
+            if (x[at] > top || x[at] != x[at]) top = x[at], best = at;
+          }
+      y[j] = best;
+    }
+  });
+}
+
+template <class T>
+void avg_pool(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const PoolJob*>(userdata);
+  each_output_row<T, T>(job, ith, nth, [&](T* y, const T* x, const Window& z, const Window& v) {
+    std::fill(y, y + job.out[2], T(0));
+    gather_windows<Add>(job, x, z, v, y);
+    for (int64_t j = 0; j < job.out[2]; ++j)
+      y[j] /= static_cast<T>(job.divisor ? job.divisor : z.weight * v.weight * job.window[2][j].weight);
+  });
+}
+
+// ---- padding and nearest neighbours
+
+// `Block` is a number, or char for elements of any width.
+template <class Block>
+void remap_row(const RemapJob& job, char* y, const char* x, const int64_t* table) {
+  const int64_t n = job.dims[job.rank - 1];
+  const auto each = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if constexpr (std::is_same_v<Block, char>) {
+        char* to = y + i * job.width;
+        if (table[i] >= 0) std::memcpy(to, x + table[i], job.width);
+        else for (int64_t b = 0; b < job.width; b += job.unit) std::memcpy(to + b, job.value, job.unit);
+      } else {
+        reinterpret_cast<Block*>(y)[i] = *reinterpret_cast<const Block*>(table[i] < 0 ? job.value : x + table[i]);
+      }
+    }
+  };
+  each(0, job.run.begin);
+  if (job.run.end > job.run.begin)
+    std::memcpy(y + job.run.begin * job.width, x + table[job.run.begin], (job.run.end - job.run.begin) * job.width);
+  each(job.run.end, n);
+}
+
+template <class Block>
+void remap(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const RemapJob*>(userdata);
+  const int last = job.rank - 1;
+  const int64_t row_bytes = job.dims[last] * job.width;
+  int64_t rows = 1;
+  for (int d = 0; d < last; ++d) rows *= job.dims[d];
+  if (rows * row_bytes < 4 * kGrain) {
+    if (ith) return;
+    nth = 1;
+  }
+  const Span span = share(rows, ith, nth);
+  int64_t before = -2;
+  for (int64_t i = span.begin; i < span.end; ++i) {
+    int64_t from = 0, rest = i;
+    for (int d = last - 1; d > 0; --d) {
+      const int64_t offset = job.table[d][rest % job.dims[d]];
+      rest /= job.dims[d];
+      from = offset < 0 || from < 0 ? -1 : from + offset;
+    }
+    if (from >= 0) from += rest * job.image;
+    char* y = static_cast<char*>(job.data[0]) + i * row_bytes;
+    if (from == before) {  // the row is the last one again
+      std::memcpy(y, y - row_bytes, row_bytes);
+    } else if (from < 0) {
+      for (int64_t b = 0; b < row_bytes; b += job.unit) std::memcpy(y + b, job.value, job.unit);
+    } else {
+      remap_row<Block>(job, y, static_cast<const char*>(job.data[1]) + from, job.table[last]);
+    }
+    before = from;
+  }
+}
+
+// ---- resampling
+
+// Rows of the image are added up one by one: the innermost dim is read at the samples' places.
+void resample(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const ResampleJob*>(userdata);
+  const int64_t plane = job.in[0] * job.in[1] * job.in[2], width = job.out[2];
+  const Span span = share(job.planes * job.out[0] * job.out[1], ith, nth);
+  const Sample* columns = job.sample[2];
+  for (int64_t i = span.begin; i < span.end; ++i) {
+    float* y = static_cast<float*>(job.data[0]) + i * width;
+    const float* x = static_cast<const float*>(job.data[1]) + i / job.out[1] / job.out[0] * plane;
+    const Sample &v = job.sample[1][i % job.out[1]], &z = job.sample[0][i / job.out[1] % job.out[0]];
+    std::fill(y, y + width, 0.0f);
+    for (int64_t a = 0; a < job.taps[0]; ++a)
+      for (int64_t b = 0; b < job.taps[1]; ++b) {
+        const float* row = x + (z.index[a] * job.in[1] + v.index[b]) * job.in[2];
+        const float factor = z.weight[a] * v.weight[b];
+        if (job.taps[2] == 2) {
+          for (int64_t j = 0; j < width; ++j) {
+            const Sample& c = columns[j];
+            y[j] += factor * (c.weight[0] * row[c.index[0]] + c.weight[1] * row[c.index[1]]);
+          }
+        } else {
+          for (int64_t j = 0; j < width; ++j) {
+            float sum = 0;
+            for (int64_t c = 0; c < job.taps[2]; ++c) sum += columns[j].weight[c] * row[columns[j].index[c]];
+            y[j] += factor * sum;
+          }
+        }
+      }
+  }
+}
+
+// ---- norms
+
+// The sum of x, or of (x - shift)^2, in f64.
+template <bool squares, class T>
+double sum(const T* x, int64_t n, double shift) {
+  constexpr int lanes = 8;
+  double total[lanes] = {};
+  const auto term = [&](T value) {
+    const double v = static_cast<double>(value) - shift;
+    return squares ? v * v : v;
+  };
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes)
+    for (int l = 0; l < lanes; ++l) total[l] += term(x[i + l]);
+  for (; i < n; ++i) total[0] += term(x[i]);
+  double all = 0;
+  for (double t : total) all += t;
+  return all;
+}
+
+template <class T>
+void channel_norm(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const ChannelJob*>(userdata);
+  const int64_t row_size = job.channels * job.size;
+  if (job.rows * row_size < kGrain) {
+    if (ith) return;
+    nth = 1;
+  }
+  const auto number = [&](int operand, int64_t i, T missing) {
+    return job.data[operand] ? static_cast<const T*>(job.data[operand])[i] : missing;
+  };
+  // With given statistics the channels are independent, and may be shared out one by one.
+  const int64_t split = job.data[4] ? job.channels : 1;
+  const Span span = share(job.rows * split, ith, nth);
+  for (int64_t i = span.begin; i < span.end; ++i) {
+    const int64_t row = i / split, begin = split > 1 ? i % split : 0, end = split > 1 ? begin + 1 : job.channels;
+    const T* x = static_cast<const T*>(job.data[1]) + row * row_size;
+    T* y = static_cast<T*>(job.data[0]) + row * row_size;
+    double mean = 0, scale = 0;
+    if (!job.data[4]) {
+      mean = sum<false>(x, row_size, 0) / static_cast<double>(row_size);
+      scale = 1 / std::sqrt(sum<true>(x, row_size, mean) / static_cast<double>(row_size) + job.eps);
+    }
+    for (int64_t c = begin; c < end; ++c) {
+      const int64_t channel = row % job.groups * job.channels + c;
+      if (job.data[4]) {
+        mean = number(4, channel, 0);
+        scale = 1 / std::sqrt(number(5, channel, 0) + job.eps);
+      }
+      const T centre = static_cast<T>(mean), bias = number(3, channel, 0);
+      const T factor = static_cast<T>(scale * number(2, channel, 1));
+      const T* from = x + c * job.size;
+      T* to = y + c * job.size;
+#pragma GCC ivdep
+      for (int64_t j = 0; j < job.size; ++j) to[j] = (from[j] - centre) * factor + bias;
+    }
+  }
+}
+
+}  // namespace
+
+Kernel remap_kernel(int64_t width) {
+  switch (width) {
+    case 1: return remap<uint8_t>;
+    case 2: return remap<uint16_t>;
+    case 4: return remap<uint32_t>;
+    case 8: return remap<uint64_t>;
+    default: return remap<char>;
+  }
+}
+
+Kernel resample_kernel() { return resample; }
+
+Kernel channel_norm_kernel(DType dtype) {
+  return dtype == DType::f32 ? channel_norm<float> : dtype == DType::f64 ? channel_norm<double> : nullptr;
+}
+
+Kernel max_pool_kernel(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return max_pool<float>;
+    case DType::f64: return max_pool<double>;
+    case DType::i64: return max_pool<int64_t>;
+    case DType::i32: return max_pool<int32_t>;
+    default: return nullptr;
+  }
+}
+
+Kernel max_pool_index_kernel(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return max_pool_index<float>;
+    case DType::f64: return max_pool_index<double>;
+    case DType::i64: return max_pool_index<int64_t>;
+    case DType::i32: return max_pool_index<int32_t>;
+    default: return nullptr;
+  }
+}
+
+Kernel avg_pool_kernel(DType dtype) {
+  return dtype == DType::f32 ? avg_pool<float> : dtype == DType::f64 ? avg_pool<double> : nullptr;
+}
+
+}  // namespace keepdim::ggml
