@@ -90,21 +90,25 @@ def _norm(f: Callable[..., Any]) -> Meaning:
 def sdpa(c: Call) -> torch.Tensor:
     """softmax(scale * q @ k.T + mask) @ v; heads of k and v repeat to those of q.
 
-    A row that the mask hides wholly gives 0, as torch's own does, or with `safe` false NaN, as a plain softmax does.
+    A query that the mask lets see nothing gets 0, and a bool mask adds -inf, as in torch's own. `safe` false is
+    attention written by hand: such a query gets NaN, and a bool mask puts -inf whatever the score was.
     """
-    q, k, v = c.ins[:3]
-    mask = c.operand(3)
-    if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
+    wide = torch.float64 if c.dtype == torch.float64 else torch.float32
+    q, k, v = (t.to(wide) for t in c.ins[:3])
+    mask, safe = c.operand(3), c.attrs.get("safe", True)
+    if q.dim() > 2 and k.dim() > 2 and k.shape[-3] not in (1, q.shape[-3]):
         k, v = (t.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for t in (k, v))
     scores = q @ k.transpose(-1, -2) * c.attrs["scale"]
     if c.attrs.get("causal"):
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if mask is not None and mask.dtype == torch.bool:
+        scores = torch.where(mask, scores, scores - torch.inf if safe else -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
     p = torch.softmax(scores, -1)
-    if c.attrs.get("safe", True):
+    if safe:
         p = p.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
-    return p @ v
+    return (p @ v).to(c.dtype)
 
 
 def rotate_half(x: torch.Tensor) -> torch.Tensor:

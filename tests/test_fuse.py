@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from programs import HEAD, after, nodes, ops, program, same_numbers
 
 from keepdim import passes, reference
 from keepdim.passes import attention, fuse
+from keepdim.program import Program
 
 # ---------------------------------------------------------------- norms
 RMS = """const w: f32[8] @ w
@@ -412,3 +415,23 @@ def test_attention_as_torch_decomposes_it() -> None:
     lowered = passes.run(p, {})
     same_numbers(p, lowered.program, {}, {})
     assert nodes(lowered.program) == ["y = sdpa(q, k, v) {scale=0.25}"]
+
+
+HALF = {
+    "rms norm": (RMS, fuse.fuse_rms_norm, HEAD),
+    "layer norm": (LAYER, fuse.fuse_layer_norm, HEAD),
+    "rope": (ROPE, fuse.fuse_rope, HEAD),
+    "swiglu": ("g: f32[n, 8] = silu(x)\ny: f32[n, 8] = mul(g, x)\noutput y: f32[n, 8] = y", fuse.fuse_swiglu, HEAD),
+    "bias": (f"{LINEAR_HEAD}l: f32[n, 8] = linear(x, w, -)\ny: f32[n, 8] = add(l, b)\noutput y: f32[n, 8] = y",
+             fuse.fuse_linear, HEAD),
+    "attention": (ATTENTION, attention.fuse_sdpa, ATTENTION_HEAD),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, f, head", HALF.values(), ids=HALF)
+def test_half_precision_is_left_alone(text: str, f: Any, head: str) -> None:
+    """It rounds between the ops; in f64 each is fused as in f32."""
+    half = Program.from_text((head + text).replace("f32", "bf16"))
+    assert ops(f(half)) == ops(half)
+    double = Program.from_text((head + text).replace("f32", "f64"))
+    assert len(f(double).nodes) == 1

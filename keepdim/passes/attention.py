@@ -1,7 +1,7 @@
 """Attention written out, by hand or by torch's decompositions, as the one op `sdpa`.
 
-`sdpa(q, k, v, mask)` is softmax(scale * q @ k.T + mask) @ v. A plain softmax makes NaN of a row that the mask hides
-wholly, torch's own attention makes 0: `safe` false says that the first was written.
+`sdpa(q, k, v, mask)` is softmax(scale * q @ k.T + mask) @ v. Torch's own attention gives 0 to a query that sees nothing
+and adds -inf where a bool mask hides; by hand it is NaN and -inf, which `safe` false says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..dims import Dim
 from ..program import NONE, Node, Program
 from .clean import swapped
 from .fuse import pairs
-from .graph import FLOATS, Graph, Made, Takes, anything, rewrite
+from .graph import FULL, Graph, Made, Takes, anything, rewrite
 
 INF = float("inf")
 
@@ -43,6 +43,8 @@ def fuse_sdpa(p: Program, takes: Takes = anything) -> Program:
         nodes, k, by_turned = _turned(g, turned)
         k, v = _heads(g, k), _heads(g, n.ins[1])
         mask = found.mask
+        if safe and mask != NONE and g.dtype(mask) == "bool":
+            return None
         if not _fits(g, q, k, v, n.outs[0]) or (mask != NONE and not _broadcasts(g, mask, scores)):
             return None
         if found.hides:
@@ -62,7 +64,7 @@ def _softmax(g: Graph, i: int) -> tuple[int, bool] | None:
         return None
     safe = n.op == "where"
     soft = g.only(n.ins[2], "softmax") if safe else n
-    if soft is None or soft.attrs["dim"] != len(g.dims(i)) - 1 or g.dtype(i) not in FLOATS:
+    if soft is None or soft.attrs["dim"] != len(g.dims(i)) - 1 or g.dtype(i) not in FULL:
         return None
     scores = soft.ins[0]
     if not safe:

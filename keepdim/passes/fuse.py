@@ -11,7 +11,7 @@ from ..dims import Dim
 from ..ops import Shape
 from ..program import NONE, Node, Program
 from .clean import swapped
-from .graph import FLOATS, Graph, Made, Takes, anything, rewrite
+from .graph import FULL, Graph, Made, Takes, anything, rewrite
 
 
 def pairs(n: Node) -> Iterator[tuple[int, int]]:
@@ -73,7 +73,7 @@ def _scaled_by_root(g: Graph, n: Node) -> Iterator[tuple[int, int, float]]:
         tries = [(n.ins[0], _root(g, n.ins[1]))]
     for x, v in tries:
         sum_ = g.with_number(g.only(v, "add"), "add") if v is not None else None
-        if sum_ is not None and g.dtype(x) in FLOATS and g.shape(x) == g.shape(n.outs[0]):
+        if sum_ is not None and g.dtype(x) in FULL and g.shape(x) == g.shape(n.outs[0]):
             yield x, *sum_
 
 
@@ -81,7 +81,7 @@ def _affine(g: Graph, n: Node, norm: str, bias: bool) -> Made:
     """A norm without weight times one, or without bias plus one, as the norm's own operand."""
     for y, w in pairs(n) if n.op in ("mul", "add") else ():
         m = g.only(y, norm)
-        if m is None:
+        if m is None or g.dtype(y) not in FULL:
             continue
         ins = [*m.ins, NONE, NONE][:3]
         place = 1 if n.op == "mul" else 2
@@ -144,7 +144,7 @@ def fuse_swiglu(p: Program, takes: Takes = anything) -> Program:
 
     def rule(g: Graph, n: Node) -> Made:
         shape = g.shape(n.outs[0])
-        if n.op != "mul" or shape.dtype not in FLOATS:
+        if n.op != "mul" or shape.dtype not in FULL:
             return None
         for x, y in pairs(n):
             gate = g.only(x, "sigmoid", "silu")
@@ -163,7 +163,7 @@ def fuse_rope(p: Program, takes: Takes = anything) -> Program:
     """x * cos + rotated(x) * sin, where rotated(x) is the second half of x negated, then the first."""
 
     def rule(g: Graph, n: Node) -> Made:
-        if n.op != "add" or g.dtype(n.outs[0]) not in FLOATS:
+        if n.op != "add" or g.dtype(n.outs[0]) not in FULL:
             return None
         for a, b in pairs(n):
             straight, turned = g.only(a, "mul"), g.only(b, "mul")
@@ -230,7 +230,9 @@ def fuse_linear(p: Program, takes: Takes = anything) -> Program:
 def _bias(g: Graph, n: Node) -> Made:
     for y, b in pairs(n):
         m = g.only(y, "linear", "matmul")
-        if m is None or g.shape(y) != g.shape(n.outs[0]) or g.shape(b) != Shape(g.dtype(y), g.dims(y)[-1:]):
+        if m is None or g.dtype(y) not in FULL or g.shape(y) != g.shape(n.outs[0]):
+            continue
+        if g.shape(b) != Shape(g.dtype(y), g.dims(y)[-1:]):
             continue
         if m.op == "linear" and "activation" not in m.attrs and (len(m.ins) < 3 or m.ins[2] == NONE):
             return [Node("linear", (*m.ins[:2], b), n.outs)]

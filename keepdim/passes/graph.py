@@ -17,6 +17,7 @@ from ..ops import Shape
 from ..program import NONE, Node, Program, Region, Spec, Value
 
 FLOATS = ("f16", "bf16", "f32", "f64")
+FULL = ("f32", "f64")  # half precision rounds between its ops, and overflows there: one op would give other numbers
 COMMUTES = ("add", "mul", "maximum", "minimum", "eq", "ne")
 
 Takes = Callable[[Program], bool]  # whether an engine runs a Program of one node

@@ -84,6 +84,11 @@ float mask_value(const AttentionJob& job, const char* at) {
   return job.bool_mask ? (*at ? 0.0f : -kInfinity) : *reinterpret_cast<const float*>(at);
 }
 
+// By hand a bool mask puts -inf whatever the score was, a NaN too.
+float masked(const AttentionJob& job, float score, float value) {
+  return job.bool_mask && !job.safe && value < 0 ? value : score + value;
+}
+
 void add_mask(const Unit& u, const Panel& p, int64_t first, int64_t keys) {
   const AttentionJob& job = u.job;
   const int64_t step = job.mask_step, offset = first * step;
@@ -98,13 +103,15 @@ void add_mask(const Unit& u, const Panel& p, int64_t first, int64_t keys) {
     for (int64_t j = 0; j < keys; ++j) {
       const float value = mask_value(job, p.mask[0] + offset + j * step);
       float* row = u.scores + j * kWidth;
-      for (int c = 0; c < kWidth; ++c) row[c] += value;
+      for (int c = 0; c < kWidth; ++c) row[c] = masked(job, row[c], value);
     }
     return;
   }
   for (int c = 0; c < p.columns; ++c)
-    for (int64_t j = 0; j < keys; ++j)
-      u.scores[j * kWidth + c] += mask_value(job, p.mask[c] + offset + j * step);
+    for (int64_t j = 0; j < keys; ++j) {
+      float& score = u.scores[j * kWidth + c];
+      score = masked(job, score, mask_value(job, p.mask[c] + offset + j * step));
+    }
 }
 
 // Scores become weights; the sums so far are scaled to the new largest score.
@@ -233,7 +240,9 @@ void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* 
   int64_t head = first / job.queries, row = first % job.queries;
   for (int c = 0; c < p.columns; ++c) {
     to[c] = reinterpret_cast<float*>(y + head * job.y_head + row * job.y_row);
-    scale[c] = p.weight[c] == 0 ? 0.0f : 1.0f / p.weight[c];  // a query that sees nothing gets zeros
+    // A query that sees nothing gets zeros; by hand it is 0 / 0.
+    const bool zeros = p.weight[c] == 0 && (job.safe || job.keys == 0);
+    scale[c] = zeros ? 0.0f : 1.0f / p.weight[c];
     if (++row == job.queries) row = 0, ++head;
   }
   int64_t done = 0;

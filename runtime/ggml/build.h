@@ -167,6 +167,7 @@ struct AttentionJob : Job {  // `loop` is over the batch and the heads of keys a
   int64_t mask_batch[kMaxRank] = {}, mask_head = 0, mask_row = 0, mask_step = 0;
   float scale = 1;
   bool causal = false, bool_mask = false;
+  bool safe = true;  // as torch's own attention; false: as it is written by hand, where a row of -inf gives NaN
 };
 
 using Kernel = ggml_custom_op_t;

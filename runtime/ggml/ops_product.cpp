@@ -221,6 +221,7 @@ Tensor attention(Build& b) {
   job->y_row = out.strides[rank - 2];
   job->scale = static_cast<float>(b.number("scale"));
   job->causal = b.flag("causal");
+  job->safe = !b.attr("safe") || b.flag("safe");
   Tensor mask;
   if (b.has(3)) {
     mask = b.in(3).dtype == DType::boolean ? b.in(3) : b.cast(b.in(3), DType::f32);
@@ -244,7 +245,8 @@ Tensor attention(Build& b) {
 
 constexpr TypeMask kNumbers = kAll & ~bit(DType::boolean);
 constexpr Attrs kActivation = {{"activation", AttrKind::text, false}};
-constexpr Attrs kAttention = {{"scale", AttrKind::number, true}, {"causal", AttrKind::flag, false}};
+constexpr Attrs kAttention = {
+    {"scale", AttrKind::number, true}, {"causal", AttrKind::flag, false}, {"safe", AttrKind::flag, false}};
 
 constexpr Row kRows[] = {
     {"matmul", {2, 2, 0, "TT>T", kNumbers, {}}, matmul},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -35,3 +37,23 @@ case("rope", rope, "empty", x="n 4", c="n 4", s="n 4", n=N0)
 case("rope", rope, "a vector", x="8", c="8", s="8")
 case("rope", rope, "rank 5", x="b 1 2 n 4", c="n 4", s="n 4", n=N, b=B)
 case("rope", rope, "half is a symbol", x="3 2*n", c="2*n", s="2*n", n=N)
+
+
+def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, change: Any = lambda s: s) -> torch.Tensor:
+    return torch.softmax(change(q @ k.transpose(-1, -2) * 0.3), -1) @ v
+
+
+def hidden(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    return by_hand(q, k, v, lambda s: s.masked_fill(~seen, -torch.inf))
+
+
+M = (2, 70, 9, 70)
+family("attention by hand")
+case("sdpa", by_hand, "by hand", q="b 2 n 8", k="b 2 m 8", v="b 2 m 5", n=N, m=M, b=B)
+case("sdpa", lambda q, k, v, a: by_hand(q, k, v, lambda s: s + torch.where(a, 0.0, -torch.inf)), "by hand, a mask",
+     q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", a="bool: n 1", n=N, m=M, b=B)  # fmt: skip
+case("sdpa", hidden, "by hand, hidden", q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", a="bool: b 1 n m", n=N, m=M, b=B)
+case("sdpa", hidden, "by hand, hidden rows", q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", a="bool: n 1", n=N, m=M, b=B)
+case("sdpa", hidden, "by hand, NaN hidden", q="n 8", k="f32 nan: m 8", v="m 8", a="bool: n m", n=N, m=M)
+case("sdpa", by_hand, "by hand, nan", q="f32 nan: n 8", k="m 8", v="m 8", n=N, m=M)
+case("sdpa", by_hand, "by hand, no keys", q="2 m 8", k="2 n 8", v="2 n 8", n=N0, m=M)
