@@ -36,6 +36,7 @@ from .ops import ROWS
 from .partition import GgmlPartitioner, OpenShapeEnv, graph_modules, keep_open, restore_ranges
 from .program import Program
 from .propagate import settle
+from .recurrent import whole_layers
 from .signature import CONTRACT_METHOD
 
 # ExecuTorch runs these on sizes, but its check of the Edge dialect lists neither them nor rows beyond Core ATen.
@@ -106,7 +107,7 @@ def _open(env: Any) -> Iterator[None]:
     """No stage decides a size; nor whether one is 1, when it traces the program again."""
     keep_open(env)
     try:
-        with fx_config.patch(backed_size_oblivious=True):
+        with fx_config.patch(backed_size_oblivious=True), whole_layers():
             yield
     finally:
         if env is not None:

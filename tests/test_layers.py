@@ -29,10 +29,11 @@ SEES = {
     "partition": {"errors", "dims", "contract", "ops", "frontend", "propagate"},
     "trials": {"errors", "dims", "contract"},
     "rewrite": {"errors", "dims", "contract"},
-    "capture": {"errors", "dims", "contract", "signature", "trials", "rewrite"},
+    "recurrent": set(),
+    "capture": {"errors", "dims", "contract", "signature", "trials", "rewrite", "recurrent"},
     "lowering": {
         *("errors", "dims", "contract", "program", "signature", "pte"),
-        *("ops", "frontend", "propagate", "partition", "capture"),
+        *("ops", "frontend", "propagate", "partition", "capture", "recurrent"),
     },
     "module": {"_native", "errors", "signature", "pte", "capture", "lowering"},
     "demo": {"module"},

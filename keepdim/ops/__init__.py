@@ -1,6 +1,6 @@
 """Every op keepdim lowers, a file a family; `table` has what their rows are made of."""
 
-from . import attention, elementwise, index, product, reduce, shape, window  # noqa: F401  each adds its rows
+from . import attention, elementwise, index, product, recurrent, reduce, shape, window  # noqa: F401
 from .shape import dim_order_rows
 from .table import ROWS, Args, Row, Shape, Sink, Unsupported, aten, op
 
@@ -44,4 +44,8 @@ WHOLE = (
     aten.empty_like.default,
     aten.new_empty.default,
     *window.WHOLE,
+    aten.lstm.input,
+    aten.gru.input,
+    aten.rnn_tanh.input,
+    aten.rnn_relu.input,
 )  # fmt: skip

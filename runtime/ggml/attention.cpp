@@ -1,7 +1,6 @@
 // Attention over tiles of keys, with the softmax carried along: the scores are never there as a whole. All tiles are
 // transposed, so that a lane is a query: the largest score and the sum need no step across lanes, and keys and values
 // are read by single elements, as they lie.
-#include <cstdlib>
 #include <limits>
 
 #include "tile.h"
@@ -12,22 +11,6 @@ namespace {
 constexpr int64_t kKeys = 64;    // of a tile, whose scores stay in the first cache
 constexpr int64_t kPanels = 16;  // of kWidth queries, which share one tile of keys and values
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Floats of the calling thread that only grow; nullptr when there is no memory.
-float* scratch(int64_t floats) {
-  struct Free {
-    void operator()(float* data) const { std::free(data); }
-  };
-  static thread_local std::unique_ptr<float, Free> data;
-  static thread_local int64_t size = 0;
-  if (floats > size) {
-    constexpr int64_t line = 64 / sizeof(float);
-    floats = (floats + line - 1) / line * line;
-    data.reset(static_cast<float*>(std::aligned_alloc(64, floats * sizeof(float))));
-    size = data ? floats : 0;
-  }
-  return data.get();
-}
 
 // e^x for x <= 0; what is below the normal numbers becomes 0, a NaN stays one.
 Vector exponential(Vector x) {

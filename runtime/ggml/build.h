@@ -170,9 +170,16 @@ struct AttentionJob : Job {  // `loop` is over the batch and the heads of keys a
   bool safe = true;  // as torch's own attention; false: as it is written by hand, where a row of -inf gives NaN
 };
 
+struct ScanJob : Job {  // operands: gates of the input [steps, batch, gates * size], weight, bias, first state, first cell
+  int64_t steps = 0, batch = 0, size = 0;
+  const float* packed = nullptr;  // the weight in panels; else the second operand is
+  bool reverse = false;
+};
+
 using Kernel = ggml_custom_op_t;
 
 enum class Fn : uint8_t { sum, squares, prod, amax, amin, any, all };
+enum class Cell : uint8_t { lstm, gru, rnn_tanh, rnn_relu };
 enum class Put : uint8_t { set, add, prod, amax, amin };
 
 // Each gives nullptr for a dtype it does not have.
@@ -201,6 +208,8 @@ int64_t packed_floats(int64_t k, int64_t n);
 // Panels of weight[k, n]; strides in bytes.
 void pack_weight(float* packed, const void* weight, int64_t k, int64_t n, int64_t step, int64_t column);
 Kernel attention_kernel();                                 // AttentionJob, f32
+Kernel recurrent_kernel(Cell cell);                        // ScanJob, f32
+Kernel pack_kernel();                                      // ScanJob: a weight [batch, size] into panels
 
 // Memory for jobs and for ggml's tensors, freed with the plan.
 class Pool {

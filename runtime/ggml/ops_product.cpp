@@ -1,4 +1,4 @@
-// Rows of products: linear layers, matrix products.
+// Rows of products: linear layers, matrix products, attention, recurrent layers.
 #include <algorithm>
 #include <utility>
 
@@ -243,14 +243,68 @@ Tensor attention(Build& b) {
   return out;
 }
 
+// ---- recurrent layers
+
+constexpr int64_t gates_of(Cell cell) { return cell == Cell::lstm ? 4 : cell == Cell::gru ? 3 : 1; }
+
+// Gates of the input [t, b, gates * n], weight [gates * n, n], bias, first state [b, n] and cell → states [t, b, n], for
+// an LSTM with the cells behind them [2, t, b, n].
+template <Cell cell>
+Tensor recurrent(Build& b) {
+  constexpr bool cells = cell == Cell::lstm;
+  const Tensor &x = b.in(0), &w = b.in(1), &out = b.out();
+  const int own = cells ? 1 : 0;
+  if (out.rank != 3 + own || x.rank != 3) b.refuse(dims_text(x) + " does not fit " + dims_text(out) + ".");
+  const int64_t t = out.dims[own], batch = out.dims[own + 1], n = out.dims[own + 2], gates = gates_of(cell) * n;
+  const auto is = [&](size_t i, std::initializer_list<int64_t> dims) {
+    const Tensor& has = b.in(i);
+    return has.rank == static_cast<int>(dims.size()) && std::equal(dims.begin(), dims.end(), has.dims);
+  };
+  if ((cells && out.dims[0] != 2) || !is(0, {t, batch, gates}) || !is(1, {gates, n}) || (b.has(2) && !is(2, {gates})) ||
+      !is(3, {batch, n}) || (cells && !is(4, {batch, n})))
+    b.refuse("input " + dims_text(x) + " and weight " + dims_text(w) + " do not fit " + dims_text(out) + ".");
+  if (out.count() == 0) return out;
+  Tensor panels, bias, cell0;
+  if (!b.packed()) {
+    const Tensor weight = b.contiguous(w);
+    panels.rank = 1;
+    panels.dims[0] = packed_floats(n, gates);
+    panels.pack();
+    b.allocate(panels);
+    auto* job = b.make<ScanJob>();
+    job->batch = gates;
+    job->size = n;
+    b.step(pack_kernel(), job, panels, {&weight}, static_cast<double>(gates * n));
+  }
+  const Tensor rows = b.contiguous(x), state = b.contiguous(b.in(3));
+  if (b.has(2)) bias = b.contiguous(b.in(2));
+  if (cells) cell0 = b.contiguous(b.in(4));
+  Tensor result = out;
+  b.allocate(result);
+  auto* job = b.make<ScanJob>();
+  job->steps = t;
+  job->batch = batch;
+  job->size = n;
+  job->packed = b.packed();
+  job->reverse = b.flag("reverse");
+  b.step(recurrent_kernel(cell), job, result, {&rows, &panels, &bias, &state, &cell0},
+         static_cast<double>(t * batch) * static_cast<double>(gates * n));
+  return result;
+}
+
 constexpr TypeMask kNumbers = kAll & ~bit(DType::boolean);
 constexpr Attrs kActivation = {{"activation", AttrKind::text, false}};
+constexpr Attrs kReverse = {{"reverse", AttrKind::flag, false}};
 constexpr Attrs kAttention = {
     {"scale", AttrKind::number, true}, {"causal", AttrKind::flag, false}, {"safe", AttrKind::flag, false}};
 
 constexpr Row kRows[] = {
     {"matmul", {2, 2, 0, "TT>T", kNumbers, {}}, matmul},
     {"linear", {2, 3, 4, "TTT>T", kNumbers, kActivation}, linear},
+    {"lstm_scan", {5, 5, 4, "TTTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::lstm>},
+    {"gru_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::gru>},
+    {"rnn_tanh_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_tanh>},
+    {"rnn_relu_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_relu>},
     {"sdpa", {3, 4, 8, "TTTm>T", kHalfOrSingle, kAttention, true}, attention},
 };
 
@@ -258,7 +312,8 @@ constexpr Row kRows[] = {
 
 Weight weight_of(const Program& program, const Node& node) {
   Weight w;
-  const bool linear = node.op == "linear";
+  const bool scan = node.op.size() > 5 && node.op.compare(node.op.size() - 5, 5, "_scan") == 0;
+  const bool linear = node.op == "linear" || scan;  // [n, k], not [k, n]
   if (!linear && node.op != "matmul") return w;
   const Value& value = program.values[node.ins[1]];
   if (value.kind != Value::Kind::constant || value.dims.size() != 2 || compute_type(value.dtype) != DType::f32) return w;

@@ -1,5 +1,6 @@
 // The tile that all products are made of: a few rows of one operand, as they lie, times packed columns of the other.
 #pragma once
+#include <cstdlib>
 #include <utility>
 
 #include "loops.h"
@@ -17,6 +18,22 @@ using Vector = float __attribute__((vector_size(kVector * sizeof(float)), aligne
 
 inline Vector load(const float* x) { return *reinterpret_cast<const Vector*>(x); }
 inline void store(float* y, Vector x) { *reinterpret_cast<Vector*>(y) = x; }
+
+// Floats of the calling thread that only grow; nullptr when there is no memory.
+inline float* scratch(int64_t floats) {
+  struct Free {
+    void operator()(float* data) const { std::free(data); }
+  };
+  static thread_local std::unique_ptr<float, Free> data;
+  static thread_local int64_t size = 0;
+  if (floats > size) {
+    constexpr int64_t line = 64 / sizeof(float);
+    floats = (floats + line - 1) / line * line;
+    data.reset(static_cast<float*>(std::aligned_alloc(64, floats * sizeof(float))));
+    size = data ? floats : 0;
+  }
+  return data.get();
+}
 
 struct Tile {
   float* y;
