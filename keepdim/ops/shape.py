@@ -24,6 +24,8 @@ from .table import (
     reshape,
 )
 
+MAX_RANK = 8  # of the engines
+
 
 def _reshape(b: Sink, name: str, a: Args, out: Shape) -> int:
     a.ignore("size", "shape", "dim", "start_dim", "end_dim")  # all of it stands in the result's dims
@@ -172,6 +174,11 @@ def _repeat(b: Sink, name: str, a: Args, out: Shape) -> int:
         if dims[k].value == 1:
             x = b.emit(name, [x], Shape(dtype, dims[:k] + (n,) + dims[k + 1 :]))
             continue
+        if len(dims) == MAX_RANK:
+            if n.value is None:
+                raise Unsupported(f"a rank-{MAX_RANK} tensor repeated {n} times is not handled")
+            x = b.emit("cat", [x] * n.value, _resized(Shape(dtype, dims), k, n * dims[k]), dim=Dim.const(k))
+            continue
         apart = reshape(b, x, dims[:k] + (Dim.const(1),) + dims[k:])
         wide = b.emit(name, [apart], Shape(dtype, dims[:k] + (n,) + dims[k:]))
         x = reshape(b, wide, dims[:k] + (n * dims[k],) + dims[k + 1 :])
@@ -259,7 +266,7 @@ op("full", aten.full.default, lower=_full("fill_value"))
 op("full", aten.full_like.default, lower=_full("fill_value"))
 op("full", aten.scalar_tensor.default, lower=_full("s"))
 op("full", aten.zeros.default, aten.zeros_like.default, lower=_full(Dim.const(0)))
-op("full", aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, lower=_full(Dim.const(0)))
+op("full", aten.empty_like.default, aten.new_empty.default, lower=_full(Dim.const(0)))
 op("full", aten.ones.default, aten.ones_like.default, lower=_full(Dim.const(1)))
 op("cast", aten._to_copy.default, aten.clone.default, aten.alias_copy.default, lower=_copy)
 

@@ -183,7 +183,7 @@ case(
     v="",
     n=N,
 )
-case("index_put", lambda x: _set(x, x > 0, torch.tensor(0.5)), "mask", x="n 3", n=N, remaining="aten.gt")
+case("index_put", lambda x: _set(x, x > 0, torch.tensor(0.5)), "mask", x="n 3", n=N)
 case("index_put", lambda x, m, v: x.index_put((m,), v), "mask of rows", x="n 3", m="bool: n", v="3", n=N)
 
 family("scatter")
