@@ -22,6 +22,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from .contract import Contract, Symbol
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail, sentence
+from .reading import contract_of, read
 from .recurrent import whole_layers
 from .rewrite import rewrite
 from .signature import Signature, Transport
@@ -97,7 +98,7 @@ def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
              leaves: list[Any], in_spec: pytree.TreeSpec, specs: list[Any], lenient: bool) -> Captured:  # fmt: skip
     ep = _export(mode, own(model), args, kwargs, shapes)
     names = _names(ep, specs)
-    contract = Contract.of(ep, names)
+    contract = contract_of(ep, names)
     contract = relax(model, ep, contract, leaves, in_spec, mode.name)
     notes = _narrowed(contract, specs) + compare(model, ep, contract, leaves, in_spec, mode.name, lenient)
     transports = [_transport(contract, i) for i in range(len(leaves))]
@@ -105,13 +106,13 @@ def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
     assert out_spec is not None
     if any(t.kind for t in transports):
         ep, names = _with_ints_as_tensors(mode, model, contract, leaves, in_spec, specs, transports)
-    rewrite(ep, Contract.read(ep, names)[1])
+    rewrite(ep, read(ep, names)[1])
     constants = [x if s.dtype == "python" else None for s, x in zip(contract.inputs, leaves, strict=True)]
     return Captured(ep, Signature(contract, in_spec, out_spec, transports, constants, _parameters(model)), names, notes)
 
 
 def _from_program(ep: ExportedProgram) -> Captured:
-    contract = Contract.of(ep)
+    contract = contract_of(ep)
     for spec in contract.inputs:
         if spec.dtype == "int" and spec.dims[0].value is None:
             fail("capture", f"input {spec.name!r}", "is a dynamic integer, which ExecuTorch freezes",
@@ -119,7 +120,7 @@ def _from_program(ep: ExportedProgram) -> Captured:
     program = own_program(ep)  # lowering consumes a program
     in_spec, out_spec = ep.call_spec.in_spec, ep.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
-    rewrite(program, Contract.read(program)[1])
+    rewrite(program, read(program)[1])
     user = [s.arg for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
     constants = [
         getattr(a, "value", None) if s.dtype == "python" else None for s, a in zip(contract.inputs, user, strict=True)

@@ -1,26 +1,20 @@
 """The shape contract: what torch.export knows about sizes, read once and carried whole.
 
 A Contract is a list of symbols with ranges and sources, the inputs and outputs with Dim shapes, and the
-constraints that must hold between them. `Contract.of` reads it from a pristine ExportedProgram; nothing here
-looks at a lowered one. Solving a symbol from the sizes of inputs is `solve`; the check of a call is C++.
+constraints that must hold between them. `reading.py` reads it from an ExportedProgram. Solving a symbol from the
+sizes of inputs is `solve`; the check of a call is C++.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import reduce
 from typing import Any
 
 import msgspec
-import sympy
 import torch
-from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
 
-from .dims import CMPS, MAKE, Dim, Table, decide, dmax, never_zero, range_text
+from .dims import CMPS, Dim, Table, never_zero, range_text
 from .errors import KeepdimError, fail
 
 VERSION = 1
@@ -47,6 +41,13 @@ DTYPE_BYTES = {
     "int": 0,
     "python": 0,
 }
+
+
+def dtype_name(dtype: torch.dtype, subject: str) -> str:
+    """Our name of a torch dtype, or a sentence."""
+    if dtype not in DTYPES:
+        fail("contract", subject, f"has dtype {dtype}, which keepdim does not carry")
+    return DTYPES[dtype]
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -96,32 +97,12 @@ class Constraint(msgspec.Struct, frozen=True):
 
 
 class Contract(msgspec.Struct, frozen=True):
-    """Symbols, inputs, constraints, outputs.
-
-    >>> import torch
-    >>> from torch.export import Dim as D, export
-    >>> ep = export(torch.nn.Linear(4, 2), (torch.randn(3, 4),), dynamic_shapes=({0: D("batch", min=2, max=8)},))
-    >>> print(Contract.of(ep, names={str(s): "batch" for s in ep.range_constraints}))
-    batch: 2..8 from input 0 'input' dim 0
-    input: f32[batch, 4]
-    -> linear: f32[batch, 2]
-    """
+    """Symbols, inputs, constraints, outputs."""
 
     symbols: tuple[Symbol, ...]
     inputs: tuple[Spec, ...]
     constraints: tuple[Constraint, ...]
     outputs: tuple[Spec, ...]
-
-    @staticmethod
-    def of(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> Contract:
-        """Read the contract of a pristine ExportedProgram; `names` maps torch's symbols to the user's."""
-        return Contract.read(ep, names)[0]
-
-    @staticmethod
-    def read(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> tuple[Contract, dict[str, Dim]]:
-        """The contract, and the Dim of each of torch's symbols in it."""
-        reader = _Reader(ep, names or {})
-        return reader.contract(), reader.symbols
 
     def where(self, symbol: Symbol) -> str:
         """`input 0 'x' dim 1`: the place a symbol is read from."""
@@ -263,276 +244,3 @@ def _symbol_of(dim: Dim, name: str) -> Any:
             if getattr(atom, "name", None) == name:
                 return atom
     raise KeyError(name)
-
-
-# ---------------------------------------------------------------- sympy → Dim
-def to_dim(value: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """A Dim from an int, a SymInt or a sympy expression. Never asks the ShapeEnv to decide anything."""
-    if isinstance(value, int):
-        return Dim.const(value)
-    expr = value.node.expr if isinstance(value, torch.SymInt) else sympy.sympify(value)
-    return _from_sympy(expr, symbols)
-
-
-def to_size(value: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """The Dim of a tensor's size: torch knows that it is not negative, also where bounds alone do not show it.
-
-    >>> import sympy
-    >>> from torch.utils._sympy.functions import FloorDiv
-    >>> s = sympy.Symbol("s")
-    >>> print(to_size(s - FloorDiv(s, 2), {"s": Dim.symbol("n", 1, 8)}))
-    max(n - n//2, 0)
-    """
-    d = to_dim(value, symbols)
-    lo = d.bounds[0]
-    return d if lo is not None and lo >= 0 else dmax(d, 0)
-
-
-def _from_sympy(e: Any, symbols: Mapping[str, Dim]) -> Dim:
-    def args() -> list[Dim]:
-        return [_from_sympy(a, symbols) for a in e.args]
-
-    kind = type(e).__name__
-    if e.is_Integer:
-        return Dim.const(int(e))
-    if e.is_Symbol:
-        if str(e) not in symbols:
-            fail("contract", f"symbol {e}", "has no known source", "It depends on data that no input shows")
-        return symbols[str(e)]
-    if kind in _SYMPY:
-        return _SYMPY[kind](*args())
-    if kind in ("Pow", "PowByNatural") and e.args[1].is_Integer and e.args[1] >= 0:
-        return reduce(operator.mul, [_from_sympy(e.args[0], symbols)] * int(e.args[1]), Dim.const(1))
-    if kind in ("TruncToInt", "FloorToInt") and (scaled := _scaled(e.args[0], symbols)) is not None:
-        return scaled
-    fail("contract", f"size {e}", f"uses {kind}, which a Dim cannot express")
-
-
-def _scaled(e: Any, symbols: Mapping[str, Dim]) -> Dim | None:
-    """The whole part of 1.5 * float(s), as 3*s//2; None where the float product may be rounded."""
-    factor, rest = e.as_coeff_Mul()
-    if type(rest).__name__ != "ToFloat":
-        return None
-    size, ratio = _from_sympy(rest.args[0], symbols), Fraction(float(factor))
-    lo, hi = size.bounds
-    exact = lo is not None and lo >= 0 and hi is not None and 0 < ratio.numerator * hi < 2**53
-    return size * ratio.numerator // Dim.const(ratio.denominator) if exact else None
-
-
-_SYMPY: dict[str, Callable[..., Dim]] = {
-    "Add": lambda *a: reduce(operator.add, a),
-    "Mul": lambda *a: reduce(operator.mul, a),
-    "FloorDiv": MAKE["floordiv"],
-    "CleanDiv": MAKE["floordiv"],
-    "CeilDiv": lambda a, b: -((-a) // b),
-    "Mod": MAKE["mod"],
-    "PythonMod": MAKE["mod"],
-    "ModularIndexing": lambda a, b, c: (a // b) % c,
-    "Max": MAKE["max"],
-    "Min": MAKE["min"],
-}
-_RELATIONS = {
-    "Equality": "eq", "Unequality": "ne", "StrictLessThan": "lt", "LessThan": "le",
-    "StrictGreaterThan": "gt", "GreaterThan": "ge",
-}  # fmt: skip
-_NOT = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
-
-
-def to_constraints(e: Any, symbols: Mapping[str, Dim], sentence: str) -> list[Constraint]:
-    """A sympy relation as constraints; what the ranges already prove is left out, what they refute is an error."""
-    if e is sympy.true or e is True:
-        return []
-    kind = type(e).__name__
-    if kind == "And":
-        return [c for a in e.args for c in to_constraints(a, symbols, sentence)]
-    negated = kind == "Not"
-    relation = e.args[0] if negated else e
-    cmp = _RELATIONS.get(type(relation).__name__)
-    if cmp is None:
-        fail("contract", f"guard {e}", f"is a {kind}, which a constraint cannot express")
-    c = Constraint(*_cleared(relation, symbols, _NOT[cmp] if negated else cmp), sentence)
-    answer = decide(c.lhs, c.cmp, c.rhs)
-    if answer is False:
-        fail("contract", str(c), f"is false for every size in range. {sentence}")
-    return [] if answer else [c]
-
-
-def _cleared(relation: Any, symbols: Mapping[str, Dim], cmp: str) -> tuple[Dim, str, Dim]:
-    return _from_sympy(relation.args[0], symbols), cmp, _from_sympy(relation.args[1], symbols)
-
-
-# ---------------------------------------------------------------- reading an ExportedProgram
-def shape_env_of(values: Iterable[Any]) -> Any:
-    """The ShapeEnv behind fake tensors and symbolic ints, or None when nothing is symbolic."""
-    for v in values:
-        if isinstance(v, (torch.SymInt, torch.SymBool)):
-            return v.node.shape_env
-        env = getattr(getattr(v, "fake_mode", None), "shape_env", None)
-        if env is not None:
-            return env
-    return None
-
-
-class _Reader:
-    """Reads one ExportedProgram; the order of methods is the order of reading."""
-
-    def __init__(self, ep: ExportedProgram, names: Mapping[str, str]):
-        self.ep = ep
-        self.nodes = {n.name: n for n in ep.graph.nodes}
-        self.env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
-        self.user_inputs = [s for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
-        self.names = dict(names)
-        self.exprs = [self._exprs_of(s.arg) for s in self.user_inputs]  # sympy, per input
-        self.symbols = self._symbols()
-
-    def _exprs_of(self, arg: Any) -> list[Any]:
-        if isinstance(arg, TensorArgument):
-            return [_expr(d) for d in self.nodes[arg.name].meta["val"].shape]
-        if isinstance(arg, SymIntArgument):
-            return [_expr(self.nodes[arg.name].meta["val"])]
-        if isinstance(arg, ConstantArgument) and isinstance(arg.value, int) and not isinstance(arg.value, bool):
-            return [sympy.Integer(arg.value)]
-        return []
-
-    def _symbols(self) -> dict[str, Dim]:
-        """torch's symbol name → Dim with the user's name and the declared range."""
-        free: set[sympy.Symbol] = set().union(*(e.free_symbols for es in self.exprs for e in es), set())
-        bare = {e for es in self.exprs for e in es if e.is_Symbol}
-        unbacked = {e for node in self._items() for e in _expr(node.meta["val"]).free_symbols}
-        out: dict[str, Dim] = {}
-        taken: set[str] = set()
-        for sym in sorted(free | unbacked, key=str):
-            lo, hi = self._range(sym, derived_only=sym not in bare and sym not in unbacked)
-            name = self.names.get(str(sym), str(sym))
-            name = str(sym) if name in taken else name
-            taken.add(name)
-            out[str(sym)] = Dim.symbol(name, lo, hi)
-        return out
-
-    def _range(self, sym: sympy.Symbol, derived_only: bool) -> tuple[int | None, int | None]:
-        """The declared range. Where a symbol shows only inside `a*s + b`, torch's own entry for it is its
-        default for the root of a derived Dim, and the declared range is the one of the derived expression."""
-        ranges = self.ep.range_constraints
-        vr = ranges.get(sym)
-        lo, hi = (_finite(vr.lower), _finite(vr.upper)) if vr is not None else (None, None)
-        if not derived_only:
-            return lo, hi
-        for e, r in ranges.items():
-            if e.is_Symbol or e.free_symbols != {sym}:
-                continue
-            poly = sympy.Poly(e, sym)
-            if poly.degree() != 1:
-                continue
-            a, b = (int(c) for c in poly.all_coeffs())
-            ends = [_finite(r.lower), _finite(r.upper)] if a > 0 else [_finite(r.upper), _finite(r.lower)]
-            lo = None if ends[0] is None else -((b - ends[0]) // a)
-            hi = None if ends[1] is None else (ends[1] - b) // a
-        return lo, hi
-
-    def _items(self) -> list[torch.fx.Node]:
-        """`.item()` calls whose tensor is an input: their symbols are read from that input."""
-        return [n for n in self.ep.graph.nodes if _item_place(n, self._input_index()) is not None]
-
-    def _input_index(self) -> dict[str, int]:
-        return {s.arg.name: i for i, s in enumerate(self.user_inputs) if isinstance(s.arg, TensorArgument)}
-
-    def _places(self) -> list[Place]:
-        places = []
-        for i, (spec, exprs) in enumerate(zip(self.user_inputs, self.exprs, strict=True)):
-            kind = "size" if isinstance(spec.arg, TensorArgument) else "int"
-            places += [Place(kind, i, d, to_dim(e, self.symbols)) for d, e in enumerate(exprs)]
-        for n in self._items():
-            place = _item_place(n, self._input_index())
-            assert place is not None
-            places.append(Place("item", *place, to_dim(n.meta["val"], self.symbols)))
-        return places
-
-    def _inputs(self) -> list[Spec]:
-        out = []
-        for spec, exprs in zip(self.user_inputs, self.exprs, strict=True):
-            arg = spec.arg
-            dims = tuple(to_dim(e, self.symbols) for e in exprs)
-            if isinstance(arg, TensorArgument):
-                out.append(Spec(arg.name, dtype_name(self.nodes[arg.name].meta["val"].dtype, arg.name), dims))
-            else:
-                out.append(Spec(arg.name, "int" if dims else "python", dims))
-        return out
-
-    def _outputs(self) -> list[Spec]:
-        out = []
-        for i, spec in enumerate(s for s in self.ep.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT):
-            arg = spec.arg
-            val = self.nodes[arg.name].meta["val"] if arg.name in self.nodes else getattr(arg, "value", None)
-            name = arg.name or f"output_{i}"
-            if isinstance(val, torch.Tensor):
-                dims = tuple(to_size(d, self.symbols) for d in val.shape)
-                out.append(Spec(name, dtype_name(val.dtype, name), dims))
-            elif isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
-                out.append(Spec(name, "int", (to_dim(val, self.symbols),)))
-            else:
-                out.append(Spec(name, "python", ()))
-        return out
-
-    def _constraints(self) -> list[Constraint]:
-        """Guards of the ShapeEnv and asserts of the graph, each once; those over data that no input shows are
-        the graph's own and stay there."""
-        relations: list[tuple[Any, str]] = []
-        if self.env is not None:
-            relations += [(self.env.replace(g.expr), RELIED) for g in self.env.guards]
-        for n in self.ep.graph.nodes:
-            if n.op == "call_function" and "_assert_scalar" in str(n.target) and isinstance(n.args[0], torch.fx.Node):
-                val = n.args[0].meta.get("val")
-                if isinstance(val, torch.SymBool):
-                    relations.append((val.node.expr, ASSERTED))
-        out: list[Constraint] = []
-        for e, why in relations:
-            if {str(s) for s in e.free_symbols} <= self.symbols.keys():
-                out += [c for c in to_constraints(e, self.symbols, why) if c not in out]
-        return out
-
-    def contract(self) -> Contract:
-        symbols, rest = solve(self._places())
-        inputs = self._inputs()
-        if rest:
-            p = rest[0]
-            fail("contract", f"input {p.input} {inputs[p.input].name!r} dim {p.index}",
-                 f"its size {p.dim} cannot be solved for {', '.join(sorted(p.dim.symbols()))}",
-                 "Let each symbol stand alone, or linearly, in some input")  # fmt: skip
-        return Contract(tuple(symbols), tuple(inputs), tuple(self._constraints()), tuple(self._outputs()))
-
-
-def _expr(value: Any) -> Any:
-    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
-
-
-def _finite(bound: Any) -> int | None:
-    return int(bound) if bound.is_Integer else None
-
-
-def dtype_name(dtype: torch.dtype, subject: str) -> str:
-    """Our name of a torch dtype, or a sentence."""
-    if dtype not in DTYPES:
-        fail("contract", subject, f"has dtype {dtype}, which keepdim does not carry")
-    return DTYPES[dtype]
-
-
-def _item_place(node: torch.fx.Node, inputs: Mapping[str, int]) -> tuple[int, int] | None:
-    """(input, flat element) for `x.item()` and `x[i].item()` on an integer input of static shape."""
-    if node.op != "call_function" or node.target != torch.ops.aten.item.default:
-        if str(node.target) not in ("aten._local_scalar_dense.default",):
-            return None
-    tensor, index = node.args[0], 0
-    while isinstance(tensor, torch.fx.Node) and tensor.target == torch.ops.aten.select.int:
-        base = tensor.args[0]
-        if not isinstance(base, torch.fx.Node) or base.meta["val"].dim() != 1 or not isinstance(tensor.args[2], int):
-            return None
-        index = tensor.args[2]
-        if index < 0:
-            return None
-        tensor = base
-    if not isinstance(tensor, torch.fx.Node) or tensor.name not in inputs:
-        return None
-    val = node.meta.get("val")
-    if not isinstance(val, torch.SymInt) or tensor.meta["val"].dtype.is_floating_point:
-        return None
-    return inputs[tensor.name], index

@@ -16,12 +16,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
 
 from . import passes
-from .contract import Contract, Place, Spec, Symbol, dtype_name, shape_env_of, solve, to_dim, to_size
+from .contract import Contract, Place, Spec, Symbol, dtype_name, solve
 from .dims import Dim, Sym
 from .errors import KeepdimError, fail
 from .ops import ROWS, Args, Shape, Unsupported, dim_order_rows
 from .passes import Lowered
 from .program import NONE, Node, Program, Value, verify
+from .reading import shape_env_of, to_dim, to_size
 
 ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 

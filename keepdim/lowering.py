@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import pte
 from .capture import Captured, needs_upper_bound
-from .contract import Contract, shape_env_of, to_constraints
+from .contract import Contract
 from .dims import Dim
 from .errors import KeepdimError, fail
 from .frontend import Symbols
@@ -36,6 +36,7 @@ from .ops import ROWS
 from .partition import GgmlPartitioner, OpenShapeEnv, graph_modules, keep_open, restore_ranges
 from .program import Program
 from .propagate import settle
+from .reading import read, shape_env_of, to_constraints
 from .recurrent import whole_layers
 from .signature import CONTRACT_METHOD
 
@@ -85,7 +86,7 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
         partitioner = [ENGINES[engine](captured.names)]
     ranges = dict(captured.program.range_constraints)
     env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
-    own, symbols = Contract.read(captured.program, captured.names)
+    own, symbols = read(captured.program, captured.names)
     watched = [p if isinstance(p, GgmlPartitioner) else _Watched(p, env, own, symbols) for p in partitioner]
     with _open(env):
         edge = _to_edge(captured, watched)

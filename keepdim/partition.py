@@ -25,10 +25,11 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import frontend, ops
-from .contract import Contract, shape_env_of, to_dim
+from .contract import Contract
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail
 from .propagate import settle
+from .reading import read, shape_env_of, to_dim
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
@@ -115,7 +116,7 @@ class GgmlPartitioner(Partitioner):
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         """Read the contract while the program is pristine, and keep its sizes open from here on."""
         self.ranges = dict(exported_program.range_constraints)
-        self.contract, self.symbols = Contract.read(exported_program, self.names)
+        self.contract, self.symbols = read(exported_program, self.names)
         self._whole = None
         keep_open(shape_env_of(n.meta.get("val") for n in exported_program.graph.nodes))
         return exported_program

@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 
-from .contract import CMPS, Contract, to_dim
-from .dims import Dim
+from .contract import Contract
+from .dims import CMPS, Dim
 from .errors import KeepdimError, fail
+from .reading import to_dim
 
 
 def settle(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, Dim]) -> None:

@@ -14,9 +14,9 @@ from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 
-from .contract import shape_env_of, to_dim
 from .dims import Dim, decide
 from .errors import fail
+from .reading import shape_env_of, to_dim
 
 INT64_MAX = 2**63 - 1
 aten = torch.ops.aten

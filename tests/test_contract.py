@@ -9,8 +9,9 @@ from torch.export import export
 from torch.utils._sympy.functions import FloatTrueDiv
 
 from keepdim import KeepdimError, _native
-from keepdim.contract import Constraint, Contract, Place, Source, Spec, Symbol, solve, to_dim
+from keepdim.contract import Constraint, Contract, Place, Source, Spec, Symbol, solve
 from keepdim.dims import Dim, dmax
+from keepdim.reading import read, to_dim
 
 
 class Function(torch.nn.Module):
@@ -28,8 +29,8 @@ def contract_of(f, args, shapes, oblivious=False):
     """The contract of an export, its symbols called s, t, … in order."""
     with export_config.patch(backed_size_oblivious=oblivious):
         ep = export(Function(f), args, dynamic_shapes=(shapes,), strict=False)
-    names = [symbol.name for symbol in Contract.of(ep).symbols]
-    return Contract.of(ep, names=dict(zip(names, "stuvw", strict=False)))
+    names = [symbol.name for symbol in read(ep)[0].symbols]
+    return read(ep, names=dict(zip(names, "stuvw", strict=False)))[0]
 
 
 def check(x):
@@ -127,7 +128,7 @@ def test_reading_asks_nothing_of_the_shape_env():
     ep = export(Function(item), (X, torch.tensor(3)), dynamic_shapes=(({0: D("s", min=2, max=64)}, None),))
     env = next(n.meta["val"].fake_mode.shape_env for n in ep.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
     before = (len(env.guards), dict(env.replacements), dict(env.var_to_range))
-    Contract.of(ep)
+    read(ep)
     assert (len(env.guards), dict(env.replacements), dict(env.var_to_range)) == before
 
 
