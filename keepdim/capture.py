@@ -22,7 +22,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from .contract import Contract, Symbol
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail, sentence
-from .reading import contract_of, read
+from .reading import contract_of, read, unchecked
 from .recurrent import whole_layers
 from .rewrite import rewrite
 from .signature import Signature, Transport
@@ -100,7 +100,7 @@ def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
     names = _names(ep, specs)
     contract = contract_of(ep, names)
     contract = relax(model, ep, contract, leaves, in_spec, mode.name)
-    notes = _narrowed(contract, specs) + compare(model, ep, contract, leaves, in_spec, mode.name, lenient)
+    notes = _narrowed(ep, contract, specs) + compare(model, ep, contract, leaves, in_spec, mode.name, lenient)
     transports = [_transport(contract, i) for i in range(len(leaves))]
     out_spec = ep.call_spec.out_spec
     assert out_spec is not None
@@ -219,7 +219,7 @@ def _names(ep: ExportedProgram, specs: list[Any]) -> dict[str, str]:
     return {**derived, **names}
 
 
-def _narrowed(contract: Contract, specs: list[Any]) -> list[str]:
+def _narrowed(ep: ExportedProgram, contract: Contract, specs: list[Any]) -> list[str]:
     """Sentences about ranges that are smaller than declared, and about guards inside the range."""
     notes = []
     for i, spec in enumerate(specs):
@@ -242,6 +242,12 @@ def _narrowed(contract: Contract, specs: list[Any]) -> list[str]:
                         f"declared {range_text(lo, hi)}, but torch.export allows only {range_text(*have)}",
                     )
                 )
+    notes += [
+        sentence(
+            "capture", f"check {e}", "is over data that neither inputs nor outputs show, and is not made at run time"
+        )
+        for e in unchecked(ep)
+    ]
     notes += [
         sentence("capture", "constraint", f"the model holds only where {c} ({c.sentence})")
         for c in contract.constraints

@@ -1,13 +1,14 @@
 """The shape contract: what torch.export knows about sizes, read once and carried whole.
 
 A Contract is a list of symbols with ranges and sources, the inputs and outputs with Dim shapes, and the
-constraints that must hold between them. `reading.py` reads it from an ExportedProgram. Solving a symbol from the
-sizes of inputs is `solve`; the check of a call is C++.
+constraints that must hold between them. Sizes that data decides are symbols too: they are read from the outputs.
+`reading.py` reads a contract from an ExportedProgram. Solving a symbol from the sizes of inputs is `solve`; the check
+of a call is C++.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,9 @@ class Spec(msgspec.Struct, frozen=True):
 class Source(msgspec.Struct, frozen=True):
     """Where a symbol is read: `place = mul * symbol + add`."""
 
-    kind: str  # size: dim `index` of input `input`; int: that input itself; item: its flat element `index`
+    # size: dim `index` of input `input`; int: that input itself; item: its flat element `index`. For `Contract.data`,
+    # `input` counts the outputs.
+    kind: str
     input: int
     index: int
     mul: Dim
@@ -96,29 +99,31 @@ class Constraint(msgspec.Struct, frozen=True):
         return f"{self.lhs} {CMPS[self.cmp][0]} {self.rhs}"
 
 
-class Contract(msgspec.Struct, frozen=True):
-    """Symbols, inputs, constraints, outputs."""
+class Contract(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Symbols, inputs, constraints, outputs; and of the sizes that data decides: their symbols, which the outputs
+    show, and what must hold of them after a run."""
 
     symbols: tuple[Symbol, ...]
     inputs: tuple[Spec, ...]
     constraints: tuple[Constraint, ...]
     outputs: tuple[Spec, ...]
+    data: tuple[Symbol, ...] = ()
+    ensures: tuple[Constraint, ...] = ()
 
     def where(self, symbol: Symbol) -> str:
         """`input 0 'x' dim 1`: the place a symbol is read from."""
         src = symbol.source
+        what, specs = ("output", self.outputs) if symbol in self.data else ("input", self.inputs)
         place = {"size": f" dim {src.index}", "int": "", "item": f" element {src.index}"}[src.kind]
-        return f"input {src.input} {self.inputs[src.input].name!r}{place}"
+        return f"{what} {src.input} {specs[src.input].name!r}{place}"
 
     def __str__(self) -> str:
-        lines = []
-        for s in self.symbols:
-            form = s.source.mul * s.dim + s.source.add
-            solved = "" if form == s.dim else f", where {form} is the size"
-            lines.append(f"{s.name}: {range_text(s.lo, s.hi)} from {self.where(s)}{solved}")
+        lines = [f"{s.name}: {range_text(s.lo, s.hi)} from {self.where(s)}{_form(s)}" for s in self.symbols]
         lines += [str(i) for i in self.inputs]
         lines += [f"requires {c}" for c in self.constraints]
+        lines += [f"{s.name}: {range_text(s.lo, s.hi)} by data, in {self.where(s)}{_form(s)}" for s in self.data]
         lines += [f"-> {o}" for o in self.outputs]
+        lines += [f"ensures {c}" for c in self.ensures]
         return "\n".join(lines)
 
     def to_json(self) -> bytes:
@@ -131,7 +136,7 @@ class Contract(msgspec.Struct, frozen=True):
 
     def table(self) -> Table:
         """A Dim table that knows this contract's symbols."""
-        return Table(s.name for s in self.symbols)
+        return Table(s.name for s in (*self.symbols, *self.data))
 
     def to_wire(self, table: Table) -> dict[str, Any]:
         """Plain lists and dicts, every Dim a row of the table; the table may get more rows before it is written."""
@@ -143,8 +148,9 @@ class Contract(msgspec.Struct, frozen=True):
         """Back from plain data; also the Dim table, which a Program's values refer to."""
         if not isinstance(raw, dict) or not isinstance(raw.get("symbols"), list):
             fail("verify", "contract", f"is not a contract ({type(raw).__name__})")
+        rows = [*raw["symbols"], *raw.get("data", [])]
         try:
-            known = [msgspec.convert({k: s.get(k) for k in ("name", "lo", "hi")}, _SymbolHead) for s in raw["symbols"]]
+            known = [msgspec.convert({k: s.get(k) for k in ("name", "lo", "hi")}, _SymbolHead) for s in rows]
         except (msgspec.ValidationError, AttributeError) as e:
             fail("verify", "symbols", str(e), cause=e)
         try:
@@ -153,6 +159,11 @@ class Contract(msgspec.Struct, frozen=True):
             fail("verify", "contract", str(e).partition("] ")[2], cause=e)
         dims = Table.read(raw.get("dims"), symbols)
         return convert(raw, Contract, dims), dims
+
+
+def _form(s: Symbol) -> str:
+    form = s.source.mul * s.dim + s.source.add
+    return "" if form == s.dim else f", where {form} is the size"
 
 
 class _SymbolHead(msgspec.Struct):
@@ -202,7 +213,7 @@ class Place:
     dim: Dim
 
 
-def solve(places: Sequence[Place]) -> tuple[list[Symbol], list[Place]]:
+def solve(places: Sequence[Place], known: Collection[str] = ()) -> tuple[list[Symbol], list[Place]]:
     """Find for each symbol the place it is read from, and the places that no known symbol explains.
 
     Bare symbols come first; then sizes linear in one unknown symbol, until nothing more is found.
@@ -218,7 +229,7 @@ def solve(places: Sequence[Place]) -> tuple[list[Symbol], list[Place]]:
     while progress:
         progress = False
         for p in list(open_places):
-            unknown = p.dim.symbols() - found.keys()
+            unknown = p.dim.symbols() - found.keys() - set(known)
             if len(unknown) > 1:
                 continue
             open_places.remove(p)
@@ -235,7 +246,7 @@ def solve(places: Sequence[Place]) -> tuple[list[Symbol], list[Place]]:
             found[name] = Symbol(name, sym.lo, sym.hi, Source(p.kind, p.input, p.index, *form))
             progress = True
             break
-    return list(found.values()), [p for p in open_places if p.dim.symbols() - found.keys()]
+    return list(found.values()), [p for p in open_places if p.dim.symbols() - found.keys() - set(known)]
 
 
 def _symbol_of(dim: Dim, name: str) -> Any:

@@ -22,7 +22,7 @@ from .errors import KeepdimError, fail
 from .ops import ROWS, Args, Shape, Unsupported, dim_order_rows
 from .passes import Lowered
 from .program import NONE, Node, Program, Value, verify
-from .reading import shape_env_of, to_dim, to_size
+from .reading import finite, shape_env_of, to_dim, to_size
 
 ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
@@ -37,8 +37,7 @@ class Symbols(Mapping[str, Dim]):
     def __getitem__(self, name: str) -> Dim:
         if name not in self.known:
             vr = self.ranges[name]
-            lo, hi = (int(b) if b.is_Integer else None for b in (vr.lower, vr.upper))
-            self.known[name] = Dim.symbol(name, lo, hi)
+            self.known[name] = Dim.symbol(name, finite(vr.lower), finite(vr.upper))
         return self.known[name]
 
     def __contains__(self, name: object) -> bool:

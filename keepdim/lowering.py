@@ -7,6 +7,7 @@ specialises a size is named. Ranges are written back at the end, because ExecuTo
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,17 +27,17 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from . import pte
+from . import kernels, pte
 from .capture import Captured, needs_upper_bound
 from .contract import Contract
 from .dims import Dim
 from .errors import KeepdimError, fail
 from .frontend import Symbols
 from .ops import ROWS
-from .partition import GgmlPartitioner, OpenShapeEnv, graph_modules, keep_open, restore_ranges
+from .partition import GgmlPartitioner, OpenShapeEnv, keep_open, restore_ranges
 from .program import Program
 from .propagate import settle
-from .reading import read, shape_env_of, to_constraints
+from .reading import graph_modules, read, shape_env_of, to_constraints, to_dim
 from .recurrent import whole_layers
 from .signature import CONTRACT_METHOD
 
@@ -87,6 +88,7 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
     ranges = dict(captured.program.range_constraints)
     env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
     own, symbols = read(captured.program, captured.names)
+    _refuse_unbounded(captured.program, Symbols(symbols, env))
     watched = [p if isinstance(p, GgmlPartitioner) else _Watched(p, env, own, symbols) for p in partitioner]
     with _open(env):
         edge = _to_edge(captured, watched)
@@ -94,8 +96,10 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
         signature = captured.signature._replace(mutated=_mutated(program))
         edge._config_methods = {CONTRACT_METHOD: signature.to_json()}
         restore_ranges(program, ranges)
+        kernels.refuse_missing(graph_modules(program.graph_module))
         report = _report(program, partitioner, captured.notes)
-        executorch = _to_executorch(edge)
+        with kernels.as_kernels_write():
+            executorch = _to_executorch(edge)
         _check_emitted(executorch.executorch_program)
     with path.open("wb") as f:
         executorch.write_to_file(f)
@@ -116,22 +120,45 @@ def _open(env: Any) -> Iterator[None]:
 
 
 def _to_edge(captured: Captured, partitioner: list[Partitioner]) -> Any:
-    with _watched_backends(partitioner):
+    graphs = list(graph_modules(captured.program.graph_module))
+    with _watched_backends(partitioner), kernels.as_kernels_write():
         try:
             return to_edge_transform_and_lower(
                 captured.program,
                 partitioner=partitioner,
-                compile_config=EdgeCompileConfig(_core_aten_ops_exception_list=[*SIZE_FUNCTIONS, *ROWS]),
+                compile_config=EdgeCompileConfig(
+                    _core_aten_ops_exception_list=[*SIZE_FUNCTIONS, *ROWS, *kernels.outside_core(graphs)]
+                ),
             )
         except KeepdimError:
             raise
         except Exception as e:  # ExecuTorch raises many kinds; the reader needs one
+            kernels.of_no_kernel(e)
+            _of_data(e)
             fail(
                 "lower",
                 "ExecuTorch",
                 f"cannot lower this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}",
                 cause=e,
             )
+
+
+def _of_data(e: Exception) -> None:
+    """A pass that has to know something about a size that only data decides."""
+    if type(e).__name__ == "GuardOnDataDependentSymNode" and (found := re.search(r"expression (.*?) \(", str(e))):
+        remedy = "Read a size with one .item() and bound that: torch._check(n >= 0), torch._check(n <= ...)"
+        fail("lower", found.group(1), "ExecuTorch's passes have to decide it, and only data does", remedy, e)
+
+
+def _refuse_unbounded(program: ExportedProgram, symbols: Symbols) -> None:
+    """A size that data decides needs an upper bound like any other."""
+    for n in (n for gm in graph_modules(program.graph_module) for n in gm.graph.nodes):
+        for val in pytree.tree_leaves(n.meta.get("val")):
+            for d in val.shape if isinstance(val, torch.Tensor) else ():
+                size = to_dim(d, symbols)
+                if size.bounds[1] is None:
+                    fact = "has no upper bound, and a .pte plans memory for one"
+                    fail("lower", f"size {size} of '{n.name}'", fact, "Give it one: torch._check(size <= ...)")
 
 
 def _mutated(program: ExportedProgram) -> list[int]:
@@ -144,8 +171,8 @@ def _mutated(program: ExportedProgram) -> list[int]:
 def _to_executorch(edge: Any) -> Any:
     try:
         # Inputs are read where the caller has them; planning them would cost a copy and their upper bound in memory.
-        planning = MemoryPlanningPass(alloc_graph_input=False)
-        return edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+        config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
+        return edge.to_executorch(config)
     except KeepdimError:
         raise
     except Exception as e:  # as above

@@ -43,7 +43,8 @@ class Module:
             try:
                 text = _native.Method(str(path), CONTRACT_METHOD)([])[0]
                 self.signature = Signature.from_json(text)
-                self._inputs = _native.Contract(self.signature.contract.to_json()).inputs
+                checked = _native.Contract(self.signature.contract.to_json())
+                self._inputs, self._check_results = checked.inputs, checked.check_results
                 self._method = _native.Method(str(path), "forward")
             except _native.Error as e:
                 raise KeepdimError(str(e)) from None
@@ -55,6 +56,7 @@ class Module:
         self._special = any(t.kind for t in self.signature.transports) or any(
             s.dtype == "python" for s in self.contract.inputs
         )
+        self._by_data = bool(self.contract.data)
         self.exported_program: ExportedProgram | None = None
         self.report: Report | None = None
 
@@ -83,6 +85,8 @@ class Module:
         try:
             inputs = self._inputs(flat)
             outs = self._method(self._convert(flat) if self._special else inputs)
+            if self._by_data:
+                self._check_results(flat, outs[len(self.signature.mutated) :])
         except _native.Error as e:
             raise KeepdimError(str(e)) from None
         except RuntimeError as e:  # torch's own: a tensor without plain memory

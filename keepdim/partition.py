@@ -16,7 +16,6 @@ from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
-from executorch.exir.graph_module import get_control_flow_submodules
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
@@ -29,7 +28,7 @@ from .contract import Contract
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail
 from .propagate import settle
-from .reading import read, shape_env_of, to_dim
+from .reading import graph_modules, read, shape_env_of, to_dim
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
@@ -233,13 +232,6 @@ def _without_idle_sizes(nodes: list[FxNode]) -> list[FxNode]:
 
 def _made_by(n: FxNode, inside: set[FxNode]) -> bool:
     return n in inside and not frontend.is_size(n)
-
-
-def graph_modules(gm: GraphModule) -> Iterator[GraphModule]:
-    """The graph and all branch and loop bodies inside it, outermost first."""
-    yield gm
-    for _, sub, _ in get_control_flow_submodules(gm):
-        yield from graph_modules(sub)
 
 
 def refuse_wide_values(ep: ExportedProgram, symbols: frontend.Symbols) -> None:

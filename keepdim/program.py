@@ -228,7 +228,9 @@ def _unique(name: str, names: set[str]) -> None:
 
 
 def verify_contract(c: Contract) -> None:
-    """The rules of a bare contract."""
+    """The rules of a program's contract; those of a method's own, which may have data, are the runtime's."""
+    if c.data or c.ensures:
+        fail("verify", "contract", "a program has no sizes that only its outputs show")
     seen: set[str] = set()
     for s in c.symbols:
         if s.name in seen:

@@ -7,25 +7,34 @@ never asks a ShapeEnv to decide anything.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import reduce
+from itertools import zip_longest
 from typing import Any
 
 import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
+from torch.fx import GraphModule
 
-from .contract import ASSERTED, RELIED, Constraint, Contract, Place, Spec, dtype_name, solve
+from .contract import ASSERTED, RELIED, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
 from .dims import MAKE, Dim, decide, dmax
-from .errors import fail
+from .errors import KeepdimError, fail
+
+TORCH_INFINITY = 2**63 - 2  # where torch says no more of a size, it says sys.maxsize - 1
 
 
 def read(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> tuple[Contract, dict[str, Dim]]:
     """The contract, and the Dim of each of torch's symbols in it; `names` maps torch's symbols to the user's."""
     reader = _Reader(ep, names or {})
     return reader.contract(), reader.symbols
+
+
+def unchecked(ep: ExportedProgram) -> list[str]:
+    """What the program asserts of its data and no one can check from outside, as torch writes it."""
+    return _Reader(ep, {}).unchecked()
 
 
 def contract_of(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> Contract:
@@ -150,6 +159,14 @@ def shape_env_of(values: Iterable[Any]) -> Any:
     return None
 
 
+def graph_modules(gm: GraphModule) -> Iterator[GraphModule]:
+    """The graph and all branch and loop bodies inside it, outermost first."""
+    yield gm
+    for n in gm.graph.nodes:
+        if n.op == "get_attr" and isinstance(body := getattr(gm, n.target, None), GraphModule):
+            yield from graph_modules(body)
+
+
 class _Reader:
     """Reads one ExportedProgram; the order of methods is the order of reading."""
 
@@ -160,6 +177,8 @@ class _Reader:
         self.user_inputs = [s for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
         self.names = dict(names)
         self.exprs = [self._exprs_of(s.arg) for s in self.user_inputs]  # sympy, per input
+        self.results = [s.arg for s in ep.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
+        self.data: set[str] = set()  # torch's symbols that only the outputs show
         self.symbols = self._symbols()
 
     def _exprs_of(self, arg: Any) -> list[Any]:
@@ -176,22 +195,43 @@ class _Reader:
         free: set[sympy.Symbol] = set().union(*(e.free_symbols for es in self.exprs for e in es), set())
         bare = {e for es in self.exprs for e in es if e.is_Symbol}
         unbacked = {e for node in self._items() for e in _expr(node.meta["val"]).free_symbols}
+        made = self._shown_by_outputs() - free - unbacked
+        self.data = {str(s) for s in made}
+        self._refuse_undecided()
         out: dict[str, Dim] = {}
         taken: set[str] = set()
-        for sym in sorted(free | unbacked, key=str):
-            lo, hi = self._range(sym, derived_only=sym not in bare and sym not in unbacked)
+        for sym in sorted(free | unbacked, key=str) + sorted(made, key=str):
+            lo, hi = self._range(sym, derived_only=sym not in bare | unbacked | made)
+            if sym in made:
+                hi = _least(hi, *(d.bounds[1] for d in most_by_data(self.ep, out).get(str(sym), ())))
             name = self.names.get(str(sym), str(sym))
             name = str(sym) if name in taken else name
             taken.add(name)
             out[str(sym)] = Dim.symbol(name, lo, hi)
         return out
 
+    def _shown_by_outputs(self) -> set[sympy.Symbol]:
+        vals = [self.nodes[a.name].meta["val"] for a in self.results if a.name in self.nodes]
+        sizes = [d for v in vals for d in (v.shape if isinstance(v, torch.Tensor) else [v])]
+        return set().union(*(d.node.expr.free_symbols for d in sizes if isinstance(d, torch.SymInt)), set())
+
+    def _refuse_undecided(self) -> None:
+        """Where torch cannot decide where a slice ends, it leaves its size open, as if data made it."""
+        for n in self.ep.graph.nodes:
+            made = self.data & {str(s) for s in n.meta.get("unbacked_bindings") or {}}
+            if made and n.target == torch.ops.aten.slice.Tensor and not any(map(_by_data, n.all_input_nodes)):
+                fail(
+                    "contract",
+                    f"size {min(made)} of '{n.name}'",
+                    "torch.export left it open, though no data decides it",
+                )
+
     def _range(self, sym: sympy.Symbol, derived_only: bool) -> tuple[int | None, int | None]:
         """The declared range. Where a symbol shows only inside `a*s + b`, torch's own entry for it is its
         default for the root of a derived Dim, and the declared range is the one of the derived expression."""
         ranges = self.ep.range_constraints
         vr = ranges.get(sym)
-        lo, hi = (_finite(vr.lower), _finite(vr.upper)) if vr is not None else (None, None)
+        lo, hi = (finite(vr.lower), finite(vr.upper)) if vr is not None else (None, None)
         if not derived_only:
             return lo, hi
         for e, r in ranges.items():
@@ -201,7 +241,7 @@ class _Reader:
             if poly.degree() != 1:
                 continue
             a, b = (int(c) for c in poly.all_coeffs())
-            ends = [_finite(r.lower), _finite(r.upper)] if a > 0 else [_finite(r.upper), _finite(r.lower)]
+            ends = [finite(r.lower), finite(r.upper)] if a > 0 else [finite(r.upper), finite(r.lower)]
             lo = None if ends[0] is None else -((b - ends[0]) // a)
             hi = None if ends[1] is None else (ends[1] - b) // a
         return lo, hi
@@ -237,8 +277,7 @@ class _Reader:
 
     def _outputs(self) -> list[Spec]:
         out = []
-        for i, spec in enumerate(s for s in self.ep.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT):
-            arg = spec.arg
+        for i, arg in enumerate(self.results):
             val = self.nodes[arg.name].meta["val"] if arg.name in self.nodes else getattr(arg, "value", None)
             name = arg.name or f"output_{i}"
             if isinstance(val, torch.Tensor):
@@ -250,9 +289,8 @@ class _Reader:
                 out.append(Spec(name, "python", ()))
         return out
 
-    def _constraints(self) -> list[Constraint]:
-        """Guards of the ShapeEnv and asserts of the graph, each once; those over data that no input shows are
-        the graph's own and stay there."""
+    def _relations(self) -> list[tuple[Any, str]]:
+        """Guards of the ShapeEnv and asserts of the graph, with why they stand."""
         relations: list[tuple[Any, str]] = []
         if self.env is not None:
             relations += [(self.env.replace(g.expr), RELIED) for g in self.env.guards]
@@ -261,11 +299,26 @@ class _Reader:
                 val = n.args[0].meta.get("val")
                 if isinstance(val, torch.SymBool):
                     relations.append((val.node.expr, ASSERTED))
+        return relations
+
+    def _constraints(self) -> list[Constraint]:
+        """The relations, each once, but those over data that neither inputs nor outputs show. What an op cannot exceed
+        holds too."""
         out: list[Constraint] = []
-        for e, why in relations:
+        for e, why in self._relations():
             if {str(s) for s in e.free_symbols} <= self.symbols.keys():
                 out += [c for c in to_constraints(e, self.symbols, why) if c not in out]
+        for name, most in most_by_data(self.ep, self.symbols).items():
+            if name in self.data:
+                limits = [Constraint(self.symbols[name], "le", d, OF_ELEMENTS) for d in most]
+                out += [c for c in limits if not decide(c.lhs, c.cmp, c.rhs) and c not in out]
         return out
+
+    def unchecked(self) -> list[str]:
+        """Relations of sizes to data that neither inputs nor outputs show. (Ranges of data are checked where it is
+        used.)"""
+        free = [(e, {str(s) for s in e.free_symbols}) for e, _ in self._relations()]
+        return [str(e) for e, names in free if len(names) > 1 and not names <= self.symbols.keys()]
 
     def contract(self) -> Contract:
         symbols, rest = solve(self._places())
@@ -275,15 +328,95 @@ class _Reader:
             fail("contract", f"input {p.input} {inputs[p.input].name!r} dim {p.index}",
                  f"its size {p.dim} cannot be solved for {', '.join(sorted(p.dim.symbols()))}",
                  "Let each symbol stand alone, or linearly, in some input")  # fmt: skip
-        return Contract(tuple(symbols), tuple(inputs), tuple(self._constraints()), tuple(self._outputs()))
+        names = {s.name for s in symbols}
+        outputs, data = _solve_outputs(self._outputs(), names)
+        before, after = [], []
+        for c in self._constraints():
+            used = c.lhs.symbols() | c.rhs.symbols()
+            if used <= names:
+                before.append(c)
+            elif used <= names | {s.name for s in data}:
+                after.append(c)
+        return Contract(tuple(symbols), tuple(inputs), tuple(before), outputs, data, tuple(after))
+
+
+def _solve_outputs(outputs: list[Spec], known: set[str]) -> tuple[tuple[Spec, ...], tuple[Symbol, ...]]:
+    """The symbols that data decides, and where outputs show them; a size that shows none of them for sure, like u//2,
+    becomes a symbol itself."""
+
+    def places() -> list[Place]:
+        kinds = ["int" if o.dtype == "int" else "size" for o in outputs]
+        return [
+            Place(k, i, d, dim)
+            for i, (k, o) in enumerate(zip(kinds, outputs, strict=True))
+            for d, dim in enumerate(o.dims)
+        ]
+
+    for p in solve(places(), known)[1]:
+        whole = Dim.symbol(f"size_{p.input}_{p.index}", *p.dim.bounds)
+        outputs = [Spec(o.name, o.dtype, tuple(whole if d == p.dim else d for d in o.dims)) for o in outputs]
+    return tuple(outputs), tuple(solve(places(), known)[0])
+
+
+# ---------------------------------------------------------------- sizes that data decides
+OF_ELEMENTS = "the op that makes it cannot give more"
+
+
+def most_by_data(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> dict[str, list[Dim]]:
+    """torch's symbol of a size that data decides → what it cannot exceed, by the op that makes it."""
+    out: dict[str, list[Dim]] = {}
+    for n in ep.graph.nodes:
+        made = [str(s) for s in n.meta.get("unbacked_bindings") or {}]
+        if len(made) != 1:
+            continue
+        try:
+            shapes = [[to_dim(d, symbols) for d in x.shape] for x in _counted(n)]
+        except KeepdimError:  # one of them is made by data that nothing bounds
+            continue
+        if n.target == torch.ops.aten.masked_select.default:  # the two are broadcast together
+            a, b = (reversed(s) for s in shapes)
+            shapes = [[dmax(x, y) for x, y in zip_longest(a, b, fillvalue=Dim.const(1))]]
+        out[made[0]] = [reduce(operator.mul, shape, Dim.const(1)) for shape in shapes]
+    return out
+
+
+_COUNT_ELEMENTS = {
+    f"aten.{name}"
+    for name in (
+        *("nonzero.default", "nonzero_numpy.default", "argwhere.default", "where.default"),
+        *("_unique2.default", "unique_consecutive.default", "unique_dim.default"),
+    )
+}
+
+
+def _counted(n: torch.fx.Node) -> list[torch.Tensor]:
+    """The tensors whose elements an op counts: the masks, or what is searched."""
+    if n.target == torch.ops.aten.masked_select.default:
+        return [a.meta["val"] for a in n.args[:2]]
+    if n.target == torch.ops.aten.index.Tensor:
+        indices = [i.meta["val"] for i in n.args[1] if isinstance(i, torch.fx.Node)]
+        return [m for m in indices if m.dtype in (torch.bool, torch.uint8)]
+    return [n.args[0].meta["val"]] if str(n.target) in _COUNT_ELEMENTS else []
+
+
+def _least(*bounds: int | None) -> int | None:
+    return min((b for b in bounds if b is not None), default=None)
+
+
+def _by_data(n: torch.fx.Node) -> bool:
+    """Whether a value is, or has, a size that data decides."""
+    val = n.meta.get("val")
+    sizes = val.shape if isinstance(val, torch.Tensor) else [val]
+    return any(str(s).startswith("u") for d in sizes if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols)
 
 
 def _expr(value: Any) -> Any:
     return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
 
 
-def _finite(bound: Any) -> int | None:
-    return int(bound) if bound.is_Integer else None
+def finite(bound: Any) -> int | None:
+    """An end of one of torch's ranges; None where it is open."""
+    return int(bound) if bound.is_Integer and abs(bound) < TORCH_INFINITY else None
 
 
 def _item_place(node: torch.fx.Node, inputs: Mapping[str, int]) -> tuple[int, int] | None:

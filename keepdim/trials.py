@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
@@ -208,7 +209,7 @@ def relax(model: torch.nn.Module, ep: ExportedProgram, contract: Contract, leave
         except KeepdimError:  # it is needed: what it forbids is wrong, or is refused by the model itself
             cut = []
         kept += [] if cut else [c]
-    return Contract(contract.symbols, contract.inputs, tuple(kept), contract.outputs)
+    return msgspec.structs.replace(contract, constraints=tuple(kept))
 
 
 def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> Iterator[dict[str, int]]:

@@ -1,4 +1,4 @@
-// Contract::bind and the sentences it fails with.
+// Contract::bind, the same for results, and the sentences they fail with.
 #include <cstring>
 
 #include "program.h"
@@ -74,12 +74,14 @@ std::vector<std::string> Contract::names() const {
 
 std::string Contract::text(DimId id) const { return dims.text(id, names()); }
 
-std::string Contract::input_text(size_t input) const {
-  return "input " + std::to_string(input) + " '" + inputs[input].name + "'";
+std::string Contract::name_text(const End& end, size_t i) const {
+  return end.what + (" " + std::to_string(i)) + " '" + end.specs[i].name + "'";
 }
 
-std::string Contract::where(const Source& source) const {
-  std::string out = input_text(source.input);
+std::string Contract::where(const Symbol& symbol) const {
+  const Source& source = symbol.source;
+  const bool shown = &symbol < symbols.data() + known;
+  std::string out = name_text(shown ? inputs_end() : outputs_end(), source.input);
   if (source.kind == Source::Kind::size) out += " dim " + std::to_string(source.index);
   if (source.kind == Source::Kind::item) out += " element " + std::to_string(source.index);
   return out;
@@ -114,27 +116,27 @@ std::string Contract::origins(const std::vector<DimId>& ids, const std::vector<i
     for (uint32_t k = n.count; k-- > 0;) open.push_back(dims.args(id)[k]);
     if (n.op != DimOp::symbol) continue;
     const Symbol& symbol = symbols[n.value];
-    out += (out.empty() ? "" : ", ") + symbol.name + " = " + std::to_string(bound[n.value]) + " from " + where(symbol.source);
+    out += (out.empty() ? "" : ", ") + symbol.name + " = " + std::to_string(bound[n.value]) + " from " + where(symbol);
   }
   return out;
 }
 
-void Contract::check_spec(size_t input, const Argument& arg) const {
-  const Spec& spec = inputs[input];
+void Contract::check_spec(const End& end, size_t i, const Argument& arg) const {
+  const Spec& spec = end.specs[i];
   if (spec.dtype == DType::python) return;
   if (arg.dtype != spec.dtype) {
-    refuse("[bind] " + input_text(input) + ": expected dtype " + dtype_name(spec.dtype) + ", got " + dtype_name(arg.dtype) + ".");
+    refuse(end.stage + name_text(end, i) + ": expected dtype " + dtype_name(spec.dtype) + ", got " + dtype_name(arg.dtype) + ".");
   }
   if (spec.dtype == DType::integer || arg.rank == spec.dims.size()) return;
   std::vector<std::string> expected, got;
   for (DimId id : spec.dims) expected.push_back(text(id));
   for (size_t d = 0; d < arg.rank; ++d) got.push_back(std::to_string(arg.sizes[d]));
-  refuse("[bind] " + input_text(input) + ": expected " + std::to_string(expected.size()) + " dims " + list_text(expected) +
+  refuse(end.stage + name_text(end, i) + ": expected " + std::to_string(expected.size()) + " dims " + list_text(expected) +
          ", got " + std::to_string(got.size()) + " (" + list_text(got) + ").");
 }
 
 // The symbol's value from its place = mul * symbol + add, range checked.
-int64_t Contract::solve(const Symbol& symbol, const Argument* args, const int64_t* bound) const {
+int64_t Contract::solve(const End& end, const Symbol& symbol, const Argument* args, const int64_t* bound) const {
   const Source& source = symbol.source;
   const Argument& arg = args[source.input];
   int64_t found = 0;
@@ -142,8 +144,8 @@ int64_t Contract::solve(const Symbol& symbol, const Argument* args, const int64_
     case Source::Kind::size: found = arg.sizes[source.index]; break;
     case Source::Kind::integer: found = arg.value; break;
     case Source::Kind::item:
-      if (!has_element(arg, source.index)) refuse("[bind] " + where(source) + ": the tensor has fewer elements.");
-      if (!arg.data) refuse("[bind] " + where(source) + ": the tensor has no data to read.");
+      if (!has_element(arg, source.index)) refuse(end.stage + where(symbol) + ": the tensor has fewer elements.");
+      if (!arg.data) refuse(end.stage + where(symbol) + ": the tensor has no data to read.");
       found = read_item(arg, source.index);
       break;
   }
@@ -151,46 +153,49 @@ int64_t Contract::solve(const Symbol& symbol, const Argument* args, const int64_
   const __int128 rest = static_cast<__int128>(found) - add;
   const __int128 value = mul == 0 ? 0 : rest / mul;
   if (mul == 0 || rest % mul != 0 || value < INT64_MIN || value > INT64_MAX) {
-    refuse("[bind] " + where(source) + ": " + place(symbol) + " = " + std::to_string(found) + " has no integer " + symbol.name + ".");
+    refuse(end.stage + where(symbol) + ": " + place(symbol) + " = " + std::to_string(found) + " has no integer " + symbol.name + ".");
   }
   const int64_t v = static_cast<int64_t>(value);
   const Bounds& range = symbol.range;
   if ((range.lo && v < *range.lo) || (range.hi && v > *range.hi)) {
     const bool plain = mul == 1 && add == 0;
-    refuse("[bind] " + where(source) + ": " + symbol.name + " = " + std::to_string(v) + " is out of range " + range_text(range) +
+    refuse(end.stage + where(symbol) + ": " + symbol.name + " = " + std::to_string(v) + " is out of range " + range_text(range) +
            (plain ? "" : " (" + place(symbol) + " = " + std::to_string(found) + ")") + ".");
   }
   return v;
 }
 
-void Contract::check_sizes(const Argument* args, const std::vector<int64_t>& bound, const std::vector<int64_t>& values) const {
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const Spec& spec = inputs[i];
+void Contract::check_sizes(const End& end, const Argument* args, const std::vector<int64_t>& bound,
+                           const std::vector<int64_t>& values) const {
+  for (size_t i = 0; i < end.specs.size(); ++i) {
+    const Spec& spec = end.specs[i];
     for (size_t d = 0; d < spec.dims.size(); ++d) {
       const DimId id = spec.dims[d];
       const int64_t got = spec.dtype == DType::integer ? args[i].value : args[i].sizes[d];
       if (got == values[id]) continue;
       std::string expected = std::to_string(values[id]);
       if (dims.last_symbol(id) >= 0) expected = text(id) + " = " + expected + " (" + origins({id}, bound) + ")";
-      refuse("[bind] " + input_text(i) + (spec.dtype == DType::integer ? "" : " dim " + std::to_string(d)) + ": expected " +
+      refuse(end.stage + name_text(end, i) + (spec.dtype == DType::integer ? "" : " dim " + std::to_string(d)) + ": expected " +
              expected + ", got " + std::to_string(got) + ".");
     }
   }
 }
 
-void Contract::bind(const Argument* args, size_t count, std::vector<int64_t>& bound, std::vector<int64_t>& values) const {
-  if (count != inputs.size()) {
-    refuse("[bind] call: expected " + std::to_string(inputs.size()) + " inputs, got " + std::to_string(count) + ".");
+void Contract::bind_end(const End& end, const Argument* args, size_t count, std::vector<int64_t>& bound,
+                        std::vector<int64_t>& values) const {
+  if (count != end.specs.size()) {
+    refuse(std::string(end.stage) + "call: expected " + std::to_string(end.specs.size()) + " " + end.what + "s, got " +
+           std::to_string(count) + ".");
   }
-  for (size_t i = 0; i < count; ++i) check_spec(i, args[i]);
+  for (size_t i = 0; i < count; ++i) check_spec(end, i, args[i]);
   bound.resize(symbols.size());
-  for (size_t i = 0; i < symbols.size(); ++i) bound[i] = solve(symbols[i], args, bound.data());
+  for (size_t i = end.first; i < end.last; ++i) bound[i] = solve(end, symbols[i], args, bound.data());
   values.resize(dims.size());
-  if (const auto id = dims.try_eval(bound.data(), values.data())) {
-    refuse("[bind] call: " + text(*id) + " does not fit int64 (" + origins({*id}, bound) + ").");
+  if (const auto id = dims.try_eval(bound.data(), end.last, values.data())) {
+    refuse(std::string(end.stage) + "call: " + text(*id) + " does not fit int64 (" + origins({*id}, bound) + ").");
   }
-  check_sizes(args, bound, values);
-  for (const Constraint& c : constraints) {
+  check_sizes(end, args, bound, values);
+  for (const Constraint& c : end.constraints) {
     const int64_t a = values[c.lhs], b = values[c.rhs];
     if (holds(a, c.cmp, b)) continue;
     const std::string lhs = text(c.lhs), rhs = text(c.rhs);
@@ -201,6 +206,14 @@ void Contract::bind(const Argument* args, size_t count, std::vector<int64_t>& bo
     refuse("[check] " + lhs + " " + cmp_text(c.cmp) + " " + rhs + ": not true" + facts + "." +
            (c.sentence.empty() ? "" : " " + c.sentence));
   }
+}
+
+void Contract::bind(const Argument* args, size_t count, std::vector<int64_t>& bound, std::vector<int64_t>& values) const {
+  bind_end(inputs_end(), args, count, bound, values);
+}
+
+void Contract::bind_results(const Argument* results, size_t count, std::vector<int64_t>& bound, std::vector<int64_t>& values) const {
+  bind_end(outputs_end(), results, count, bound, values);
 }
 
 }  // namespace keepdim

@@ -174,15 +174,15 @@ bool DimTable::apply(DimId id, const int64_t* symbols, int64_t* values) const {
   return false;
 }
 
-std::optional<DimId> DimTable::try_eval(const int64_t* symbols, int64_t* out) const {
+std::optional<DimId> DimTable::try_eval(const int64_t* symbols, size_t known, int64_t* out) const {
   for (size_t id = 0; id < nodes_.size(); ++id) {
-    if (!apply(static_cast<DimId>(id), symbols, out)) return static_cast<DimId>(id);
+    if (last_symbol_[id] < static_cast<int>(known) && !apply(static_cast<DimId>(id), symbols, out)) return static_cast<DimId>(id);
   }
   return std::nullopt;
 }
 
-void DimTable::eval(const int64_t* symbols, int64_t* out) const {
-  if (const auto id = try_eval(symbols, out)) {
+void DimTable::eval(const int64_t* symbols, size_t known, int64_t* out) const {
+  if (const auto id = try_eval(symbols, known, out)) {
     fail(Code::invalid_argument, "[bind] dim " + std::to_string(*id) + ": its value does not fit int64.");
   }
 }

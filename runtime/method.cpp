@@ -4,6 +4,9 @@
 #include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
 #include <executorch/runtime/executor/method.h>
 #include <executorch/runtime/executor/program.h>
+#include <executorch/runtime/kernel/operator_registry.h>
+#include <executorch/runtime/platform/platform.h>
+#include <executorch/runtime/platform/runtime.h>
 #include <sys/mman.h>
 
 #include <cstring>
@@ -33,6 +36,51 @@ ScalarType to_scalar_type(DType dtype) {
 [[noreturn]] void refuse(const char* stage, const std::string& subject, const std::string& what, et::Error error) {
   if (!last_error().empty()) fail(Code::invalid_argument, last_error());
   fail(Code::invalid_argument, "[" + std::string(stage) + "] " + subject + ": " + what + " (" + et::to_string(error) + ").");
+}
+
+// What ExecuTorch logs while this thread runs a method: which call failed, and the check that failed in it. Its errors
+// are numbers, and this is the only place where it says more.
+struct Heard {
+  bool listening = false;
+  std::string check, call;
+};
+thread_local Heard heard;
+pal_emit_log_message_method log_on = nullptr;
+
+void listen(et_timestamp_t time, et_pal_log_level_t level, const char* file, const char* function, size_t line, const char* message,
+            size_t length) {
+  if (heard.listening && level == et_pal_log_level_t::kError) {
+    static const std::string start = "KernelCall failed at ";
+    std::string text(message, length);
+    if (text.compare(0, start.size(), start) == 0) {
+      heard.call = text.substr(start.size());
+    } else if (heard.check.empty()) {
+      heard.check = std::move(text);
+    }
+  }
+  if (log_on) log_on(time, level, file, function, line, message, length);
+}
+
+// Once, in front of whoever takes the log; `register_pal` would do it too, but logs that it does.
+void start_listening() {
+  static const bool done = [] {
+    et::runtime_init();
+    auto* pal = const_cast<et::PalImpl*>(et::get_pal_impl());
+    log_on = pal->emit_log_message;
+    pal->emit_log_message = listen;
+    return true;
+  }();
+  (void)done;
+}
+
+// "instruction 0:2 in operator aten::index.Tensor_out: 0x12" with the check, where they were heard.
+std::string what_failed() {
+  if (heard.call.empty()) return "an ExecuTorch kernel refused the input";
+  const size_t in = heard.call.find(" in operator "), code = heard.call.rfind(": 0x");
+  std::string name = heard.call.substr(in + 13, code - in - 13);
+  if (name.back() == '.') name.pop_back();  // an op without overloads
+  std::string out = "ExecuTorch's kernel " + name + " refused its operands at " + heard.call.substr(0, in);
+  return heard.check.empty() ? out : out + ": " + heard.check;
 }
 
 // Anonymous memory: pages that are never written are never there, so an upper bound costs only address space.
@@ -66,6 +114,12 @@ struct Input {
 
 }  // namespace
 
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> out;
+  for (const et::Kernel& kernel : et::get_registered_kernels()) out.emplace_back(kernel.name_);
+  return out;
+}
+
 struct Method::Loaded {
   std::mutex mutex;
   std::string name;
@@ -89,6 +143,7 @@ Method::Method(const std::string& path, const std::string& name) : loaded_(std::
   Loaded& l = *loaded_;
   l.name = name;
   clear_last_error();
+  start_listening();
   auto loader = MmapDataLoader::from(path.c_str(), MmapDataLoader::MlockConfig::NoMlock);
   if (!loader.ok()) refuse("load", path, "cannot be opened", loader.error());
   l.loader = std::make_unique<MmapDataLoader>(std::move(loader.get()));
@@ -187,8 +242,10 @@ void Method::run(const MethodInput* inputs, size_t count, Results& results) {
                                      std::to_string(count) + ".");
   }
   for (size_t i = 0; i < count; ++i) l.set_input(i, inputs[i]);
+  heard = {true, "", ""};
   const et::Error status = l.method->execute();
-  if (status != et::Error::Ok) refuse("run", "method '" + l.name + "'", "an ExecuTorch kernel refused the input", status);
+  heard.listening = false;
+  if (status != et::Error::Ok) refuse("run", "method '" + l.name + "'", what_failed(), status);
   for (size_t i = 0; i < l.method->outputs_size(); ++i) l.give(i, results);
 }
 

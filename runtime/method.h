@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "program.h"
 
@@ -28,6 +29,9 @@ class KEEPDIM_API Results {
   virtual void text(const std::string& value) = 0;
   virtual void none() = 0;
 };
+
+// "aten::add.out", …: ExecuTorch's kernels in this process, which run what no delegate does.
+KEEPDIM_API std::vector<std::string> kernel_names();
 
 class KEEPDIM_API Method {
  public:

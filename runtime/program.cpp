@@ -125,14 +125,24 @@ class ContractReader {
   ContractReader(Contract& contract, bool bare) : c_(contract), bare_(bare) {}
 
   void read(const Json& j) {
+    static const Json none = Json::array();
     const Json& symbols = list(j, "symbols", "contract");
+    const Json& data = j.contains("data") ? list(j, "data", "contract") : none;
+    const Json& ensures = j.contains("ensures") ? list(j, "ensures", "contract") : none;
+    if (!bare_ && !(data.empty() && ensures.empty())) refuse("contract", "only a method's own has sizes that its outputs show.");
     std::vector<Bounds> ranges;
     for (const Json& symbol : symbols) ranges.push_back(read_symbol(symbol));
+    c_.known = c_.symbols.size();
+    for (const Json& symbol : data) ranges.push_back(read_symbol(symbol));
     for (const Json& dim : list(j, "dims", "contract")) read_dim(dim, ranges);
     read_specs(list(j, "inputs", "contract"), "input", c_.inputs);
-    for (size_t i = 0; i < c_.symbols.size(); ++i) read_source(symbols[i], i);
-    for (const Json& constraint : list(j, "constraints", "contract")) read_constraint(constraint);
+    for (size_t i = 0; i < c_.known; ++i) read_source(symbols[i], i, "input", c_.inputs);
+    read_constraints(list(j, "constraints", "contract"), c_.constraints);
+    for (const Spec& spec : c_.inputs) need_known(spec.dims, "input " + quote(spec.name));
+    for (const Constraint& c : c_.constraints) need_known({c.lhs, c.rhs}, "constraint " + c_.text(c.lhs));
     read_specs(list(j, "outputs", "contract"), "output", c_.outputs);
+    for (size_t i = c_.known; i < c_.symbols.size(); ++i) read_source(data[i - c_.known], i, "output", c_.outputs);
+    read_constraints(ensures, c_.ensures);
   }
 
   // The dims of a spec or value: ids, sizes that cannot be negative, and a byte count that cannot overflow.
@@ -211,17 +221,24 @@ class ContractReader {
     }
   }
 
-  void read_source(const Json& symbol_json, size_t i) {
+  // What is checked before a run may not depend on what data decides.
+  void need_known(const std::vector<DimId>& ids, const std::string& subject) {
+    for (DimId id : ids) {
+      if (c_.dims.last_symbol(id) >= static_cast<int>(c_.known)) refuse(subject, c_.text(id) + " is known only after a run.");
+    }
+  }
+
+  void read_source(const Json& symbol_json, size_t i, const char* what, const std::vector<Spec>& specs) {
     Symbol& symbol = c_.symbols[i];
     const std::string subject = "symbol " + quote(symbol.name);
     const Json& j = field(symbol_json, "source", subject);
     Source& source = symbol.source;
     source.kind = choice<Source::Kind>(string(j, "kind", subject), {"size", "int", "item"}, "source kind", subject);
-    source.input = index(field(j, "input", subject), "input", c_.inputs.size(), subject);
+    source.input = index(field(j, "input", subject), what, specs.size(), subject);
     const int64_t at = integer(j, "index", subject);
     if (at < 0 || at > static_cast<int64_t>(UINT32_MAX)) refuse(subject, "index " + std::to_string(at) + " is out of range.");
     source.index = static_cast<uint32_t>(at);
-    check_source(source, subject);
+    check_source(source, subject, what, specs[source.input]);
     source.mul = index(field(j, "mul", subject), "mul", c_.dims.size(), subject);
     source.add = index(field(j, "add", subject), "add", c_.dims.size(), subject);
     const int known = static_cast<int>(i);
@@ -232,16 +249,16 @@ class ContractReader {
     if ((!mul.lo || *mul.lo <= 0) && (!mul.hi || *mul.hi >= 0)) refuse(subject, "the factor of its source can be zero.");
   }
 
-  void check_source(const Source& source, const std::string& subject) {
-    const Spec& spec = c_.inputs[source.input];
+  void check_source(const Source& source, const std::string& subject, const std::string& what, const Spec& spec) {
     const DType t = spec.dtype;
-    const std::string input = "input " + std::to_string(source.input) + " " + quote(spec.name);
+    const std::string input = what + " " + std::to_string(source.input) + " " + quote(spec.name);
     const bool tensor = t != DType::integer && t != DType::python;
     if (source.kind == Source::Kind::integer && t != DType::integer) refuse(subject, "its source " + input + " is no integer.");
     if (source.kind == Source::Kind::size && (!tensor || source.index >= spec.dims.size())) {
       refuse(subject, "its source " + input + " has no dim " + std::to_string(source.index) + ".");
     }
     if (source.kind != Source::Kind::item) return;
+    if (what != "input") refuse(subject, "its source " + input + " is not read for its elements.");
     if (t != DType::i8 && t != DType::u8 && t != DType::i16 && t != DType::i32 && t != DType::i64) {
       refuse(subject, "its source " + input + " is no integer tensor.");
     }
@@ -256,14 +273,16 @@ class ContractReader {
     }
   }
 
-  void read_constraint(const Json& j) {
-    const std::string subject = "constraint " + std::to_string(c_.constraints.size());
-    Constraint constraint;
-    constraint.lhs = index(field(j, "lhs", subject), "lhs", c_.dims.size(), subject);
-    constraint.cmp = choice<Cmp>(string(j, "cmp", subject), {"eq", "ne", "lt", "le", "gt", "ge"}, "cmp", subject);
-    constraint.rhs = index(field(j, "rhs", subject), "rhs", c_.dims.size(), subject);
-    if (j.contains("sentence")) constraint.sentence = string(j, "sentence", subject);
-    c_.constraints.push_back(std::move(constraint));
+  void read_constraints(const Json& all, std::vector<Constraint>& out) {
+    for (const Json& j : all) {
+      const std::string subject = "constraint " + std::to_string(out.size());
+      Constraint constraint;
+      constraint.lhs = index(field(j, "lhs", subject), "lhs", c_.dims.size(), subject);
+      constraint.cmp = choice<Cmp>(string(j, "cmp", subject), {"eq", "ne", "lt", "le", "gt", "ge"}, "cmp", subject);
+      constraint.rhs = index(field(j, "rhs", subject), "rhs", c_.dims.size(), subject);
+      if (j.contains("sentence")) constraint.sentence = string(j, "sentence", subject);
+      out.push_back(std::move(constraint));
+    }
   }
 
   Contract& c_;

@@ -66,26 +66,41 @@ struct Argument {
 class KEEPDIM_API Contract {
  public:
   DimTable dims;
-  std::vector<Symbol> symbols;
+  std::vector<Symbol> symbols;  // those that the inputs show first
+  size_t known = 0;             // how many of them; data decides the rest, and the outputs show them
   std::vector<Spec> inputs;
   std::vector<Constraint> constraints;
   std::vector<Spec> outputs;
+  std::vector<Constraint> ensures;  // what must hold after a run
 
   // Binds the symbols from the arguments, checks dtype, rank, every size, every range and every
-  // constraint, and evaluates all dims into `values`; the symbols' own values go to `bound`.
+  // constraint, and evaluates their dims into `values`; the symbols' own values go to `bound`.
   // Throws the first thing that is wrong as a sentence.
   void bind(const Argument* args, size_t count, std::vector<int64_t>& bound, std::vector<int64_t>& values) const;
+  // The same for the results of a run, after `bind`: what data decided, and what must hold of it.
+  void bind_results(const Argument* results, size_t count, std::vector<int64_t>& bound, std::vector<int64_t>& values) const;
   std::string text(DimId id) const;
 
   static Contract parse(std::string_view json);  // verified
 
  private:
-  void check_spec(size_t input, const Argument& arg) const;
-  int64_t solve(const Symbol& symbol, const Argument* args, const int64_t* bound) const;
-  void check_sizes(const Argument* args, const std::vector<int64_t>& bound, const std::vector<int64_t>& values) const;
+  // One end of a call: its arguments with what they have to be, and the symbols that are read from them.
+  struct End {
+    const char* stage;
+    const char* what;  // "input", "output"
+    const std::vector<Spec>& specs;
+    size_t first, last;  // symbols
+    const std::vector<Constraint>& constraints;
+  };
+  End inputs_end() const { return {"[bind] ", "input", inputs, 0, known, constraints}; }
+  End outputs_end() const { return {"[check] ", "output", outputs, known, symbols.size(), ensures}; }
+  void bind_end(const End& end, const Argument* args, size_t count, std::vector<int64_t>& bound, std::vector<int64_t>& values) const;
+  void check_spec(const End& end, size_t i, const Argument& arg) const;
+  int64_t solve(const End& end, const Symbol& symbol, const Argument* args, const int64_t* bound) const;
+  void check_sizes(const End& end, const Argument* args, const std::vector<int64_t>& bound, const std::vector<int64_t>& values) const;
   std::vector<std::string> names() const;
-  std::string input_text(size_t input) const;      // "input 0 'x'"
-  std::string where(const Source& source) const;   // "input 0 'x' dim 1"
+  std::string name_text(const End& end, size_t i) const;  // "input 0 'x'"
+  std::string where(const Symbol& symbol) const;          // "input 0 'x' dim 1"
   std::string place(const Symbol& symbol) const;   // "2*s + 1": what stands there
   // "s = 17 from input 0 'x' dim 1, …" for every symbol of these dims.
   std::string origins(const std::vector<DimId>& ids, const std::vector<int64_t>& bound) const;

@@ -109,6 +109,15 @@ class PyContract {
     return out;
   }
 
+  // What a run on `args` gave, against what the contract says of it.
+  void check_results(nb::handle args, nb::handle results) {
+    Scratch s = run(args);
+    Scratch r;
+    read_all(r, contract_.outputs, results);
+    contract_.bind_results(r.args.data(), r.args.size(), s.bound, s.values);
+    scratch_ = std::move(s);
+  }
+
   std::vector<std::string> symbols() const {
     std::vector<std::string> out;
     for (const Symbol& symbol : contract_.symbols) out.push_back(symbol.name);
@@ -137,25 +146,27 @@ class PyContract {
   // Reading an element runs Python code, which may call back: so the scratch is taken out while it is in use.
   Scratch run(nb::handle arguments) {
     Scratch s = std::move(scratch_);
+    read_all(s, contract_.inputs, arguments);
+    contract_.bind(s.args.data(), s.args.size(), s.bound, s.values);
+    return s;
+  }
+
+  static void read_all(Scratch& s, const std::vector<Spec>& specs, nb::handle arguments) {
     const nb::object held = nb::steal(PySequence_Fast(arguments.ptr(), "expected a sequence of arguments"));
     if (!held.is_valid()) throw nb::python_error();
     const size_t count = static_cast<size_t>(PySequence_Fast_GET_SIZE(held.ptr()));
     s.args.assign(count, Argument{DType::python});
     s.sizes.clear();
-    if (count == contract_.inputs.size()) {
-      for (size_t i = 0; i < count; ++i) read(s, i, PySequence_Fast_GET_ITEM(held.ptr(), i));
-      const int64_t* at = s.sizes.data();  // stable only now
-      for (Argument& arg : s.args) {
-        arg.sizes = at;
-        at += arg.rank;
-      }
+    if (count != specs.size()) return;
+    for (size_t i = 0; i < count; ++i) read(s, i, specs[i], PySequence_Fast_GET_ITEM(held.ptr(), i));
+    const int64_t* at = s.sizes.data();  // stable only now
+    for (Argument& arg : s.args) {
+      arg.sizes = at;
+      at += arg.rank;
     }
-    contract_.bind(s.args.data(), count, s.bound, s.values);
-    return s;
   }
 
-  void read(Scratch& s, size_t i, PyObject* object) {
-    const Spec& spec = contract_.inputs[i];
+  static void read(Scratch& s, size_t i, const Spec& spec, PyObject* object) {
     Argument& arg = s.args[i];
     if (spec.dtype == DType::python) return;
     if (spec.dtype == DType::integer) {
@@ -299,7 +310,7 @@ std::vector<int64_t> eval_dims(const nb::bytes& json, const std::vector<int64_t>
                                      std::to_string(symbols.size()) + ".");
   }
   std::vector<int64_t> out(c.dims.size());
-  c.dims.eval(symbols.data(), out.data());
+  c.dims.eval(symbols.data(), symbols.size(), out.data());
   return out;
 }
 
@@ -501,6 +512,8 @@ NB_MODULE(_native, m) {
       .def("bind", &PyContract::bind, "args"_a, "The symbols' values for these arguments, in order; raises the first thing wrong.")
       .def("check", &PyContract::check, "args"_a, "bind, without the values.")
       .def("inputs", &PyContract::inputs, "args"_a, "check, then the arguments as ExecuTorch takes them.")
+      .def("check_results", &PyContract::check_results, "args"_a, "results"_a,
+           "Raises what is wrong with the results of a run on these arguments: sizes that data decided.")
       .def_prop_ro("symbols", &PyContract::symbols);
   nb::class_<PyMethod>(m, "Method")
       .def(nb::init<const std::string&, const std::string&>(), "path"_a, "name"_a)
@@ -527,6 +540,7 @@ NB_MODULE(_native, m) {
   m.def("clear_last_error", [] { clear_last_error(); });
   m.def("options", options_dict);
   m.def("set_options", change_options, nb::kw_only(), "threads"_a = nb::none(), "memory_limit"_a = nb::none(), "plan_limit"_a = nb::none());
+  m.def("kernels", kernel_names, "Names of ExecuTorch's own kernels in this process.");
   m.def("engines", engines, "Engine names and their ops.");
   m.def("backends", backends, "ExecuTorch backend ids and the status of their registration; 0 is ok.");
   m.def("cpu_supported", [] { return cpu_problem().empty(); });

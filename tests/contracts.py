@@ -856,11 +856,6 @@ def gru_cell() -> Case:
 
 
 @case
-def data_dependent_size() -> Case:
-    return Case(lambda x: torch.nonzero(x) * 2, (torch.tensor([0.0, 1.0, 2.0]),), ({0: S()},), refused="data")
-
-
-@case
 def float_of_a_size() -> Case:
     return Case(lambda x: torch.full((3,), float(x.size(0))), (R(3),), ({0: S()},), refused="[capture]")
 
@@ -881,6 +876,179 @@ def fails_at_its_lower_end() -> Case:
 def sizes_that_cannot_be() -> Case:
     "the model needs two sizes to be equal that were declared apart"
     return Case(lambda x, y: x + y, (R(3), R(3)), ({0: S(2, 16, "a")}, {0: S(2, 16, "b")}), refused="[capture]")
+
+
+# ---------------------------------------------------------------- sizes that data decides
+def _both_signs(*sizes: int) -> list[Any]:
+    """Some of the data chosen, all of it, none of it."""
+    return [(x,) for n in sizes for x in (R(n, 4), R(n, 4).abs() + 1, -R(n, 4).abs() - 1)]
+
+
+@case
+def nonzero() -> Case:
+    return Case(
+        lambda x: torch.nonzero(x > 0) * 2,
+        (R(5, 4),),
+        ({0: S()},),
+        _both_signs(1, 16, 5, 1),
+        [((R(17, 4),), "s = 17 is out of range 1..16")],
+    )
+
+
+@case
+def nonzero_of_one_element() -> Case:
+    return Case(lambda x: x[0, :1].nonzero(), (R(5, 4),), ({0: S()},), _both_signs(1, 16, 5, 1))
+
+
+@case
+def where_alone() -> Case:
+    return Case(lambda x: torch.where(x > 0), (R(5, 4),), ({0: S()},), _both_signs(1, 16, 5, 1))
+
+
+@case
+def masked_select() -> Case:
+    "the mask is broadcast; what follows is delegated"
+    return Case(lambda x: torch.masked_select(x, x[:, :1] > 0).exp(), (R(5, 4),), ({0: S()},), _both_signs(1, 16, 5, 1))
+
+
+@case
+def mask_as_index() -> Case:
+    "rows chosen by data go through a layer; the second choice is a part of the first"
+
+    def fn(m: Any, x: torch.Tensor) -> Any:
+        y = x[x.sum(1) > 0]
+        z = y[y[:, 0] > 0]
+        return m.l(y).relu(), z.exp(), z.sum(0)
+
+    return Case(fn, (R(5, 4),), ({0: S()},), _both_signs(1, 16, 5, 1), state={"l": linear(4, 4)})
+
+
+@case
+def half_of_what_is_chosen() -> Case:
+    "u//2 does not show u: the size is a symbol of its own"
+    return Case(lambda x: x[x > 0][::2] * 2, (R(5, 4),), ({0: S()},), _both_signs(1, 16, 5, 1))
+
+
+@case
+def count_of_what_is_chosen() -> Case:
+    def fn(x: torch.Tensor) -> Any:
+        y = x[x > 0]
+        return y.shape[0], y, y.new_zeros(2 * y.shape[0] + 1)
+
+    return Case(fn, (R(5, 4),), ({0: S()},), _both_signs(1, 16, 5, 1))
+
+
+@case
+def chosen_and_summed() -> Case:
+    "the size stays inside, and the contract does not know it"
+    return Case(lambda x: x * x[x > 0].sum(), (R(5, 4),), ({0: S()},), _both_signs(1, 16, 5, 1))
+
+
+@case
+def rows_repeated() -> Case:
+    def fn(x: torch.Tensor, r: torch.Tensor) -> Any:
+        y = x.repeat_interleave(r, 0)
+        torch._check(y.shape[0] <= 32)
+        return y * 2
+
+    def good(n: int) -> Any:
+        return R(n, 4), torch.randint(0, 3, (n,))
+
+    return Case(
+        fn,
+        good(5),
+        ({0: S()}, {0: S()}),
+        [good(n) for n in (1, 16, 5, 1)],
+        [
+            ((R(2, 4), torch.tensor([30, 5])), "aten::repeat_interleave.Tensor_out refused its operands"),
+            ((R(2, 4), torch.tensor([-1, 5])), "repeats cannot be negative"),
+        ],
+    )
+
+
+@case
+def rows_repeated_without_a_bound() -> Case:
+    return Case(
+        lambda x, r: x.repeat_interleave(r, 0),
+        (R(3, 4), torch.tensor([1, 0, 2])),
+        ({0: S()}, {0: S()}),
+        refused="size u0 of 'repeat_interleave': has no upper bound",
+    )
+
+
+@case
+def sum_as_size() -> Case:
+    def fn(x: torch.Tensor, p: torch.Tensor) -> Any:
+        n = p.sum().item()
+        torch._check(n >= 0)
+        torch._check(n <= x.shape[0])
+        return x[:n] * 2
+
+    return Case(
+        fn,
+        (R(5, 4), torch.tensor([1, 2])),
+        ({0: S()}, None),
+        [(R(n, 4), torch.tensor([k, n - k])) for n in (1, 16, 5, 1) for k in (0, n // 2)]
+        + [(R(5, 4), torch.tensor([-2, 2]))],
+        [
+            ((R(3, 4), torch.tensor([2, 2])), "4 elements from 0 with step 1 are not in dim 0 of [3, 4]"),
+            ((R(3, 4), torch.tensor([2, 20])), "= 22 is out of range 0..16"),
+            ((R(3, 4), torch.tensor([-2, 1])), "= -1 is out of range 0..16"),
+        ],
+    )
+
+
+@case
+def sum_as_size_without_a_bound() -> Case:
+    def fn(x: torch.Tensor) -> Any:
+        n = x.sum().item()
+        torch._check(n >= 0)
+        return torch.zeros(n)
+
+    return Case(fn, (torch.tensor([1, 2]),), None, refused="size u0 of 'zeros': has no upper bound")
+
+
+@case
+def two_items_as_one_size() -> Case:
+    def fn(x: torch.Tensor, p: torch.Tensor) -> Any:
+        n = p[0].item() + p[1].item()
+        torch._check(n >= 1)
+        torch._check(n <= x.shape[0])
+        return x[:n] * 2
+
+    return Case(fn, (R(5, 4), torch.tensor([1, 2])), ({0: S()}, None), refused="have to decide it, and only data does")
+
+
+@case
+def unique() -> Case:
+    return Case(
+        lambda x: torch.unique(x),
+        (R(5, 4),),
+        ({0: S()},),
+        refused="aten._unique2.default 'aten__unique2_default': neither",
+    )
+
+
+@case
+def no_kernel() -> Case:
+    "every op that nothing runs is named"
+    return Case(
+        lambda x: (x.median(), torch.histc(x)),
+        (R(5, 4),),
+        ({0: S()},),
+        refused="aten.median.default 'aten_median_default': neither keepdim nor ExecuTorch's CPU kernels have it "
+        "(nor aten.histc.default 'aten_histc_default')",
+    )
+
+
+@case
+def no_kernel_after_decomposition() -> Case:
+    return Case(
+        lambda x: torch.linalg.inv(x @ x.T),
+        (R(5, 4),),
+        ({0: S()},),
+        refused="aten.linalg_inv_ex.default: neither keepdim nor ExecuTorch's CPU kernels have it",
+    )
 
 
 # ---------------------------------------------------------------- what each contract must say
@@ -1207,6 +1375,70 @@ gru_cell
     x: f32[batch, 8]
     h: f32[batch, 4]
     -> add_3: f32[batch, 4]
+nonzero
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    u0: 0..64 by data, in output 0 'mul' dim 0
+    -> mul: i64[u0, 2]
+    ensures u0 <= 4*s
+nonzero_of_one_element
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    u0: 0..1 by data, in output 0 'nonzero' dim 0
+    -> nonzero: i64[u0, 1]
+where_alone
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    u0: 0..64 by data, in output 0 'getitem_2' dim 0
+    -> getitem_2: i64[u0]
+    -> getitem_1: i64[u0]
+    ensures u0 <= 4*s
+masked_select
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    u0: 0..64 by data, in output 0 'exp' dim 0
+    -> exp: f32[u0]
+    ensures u0 <= 4*s
+mask_as_index
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    u0: 0..16 by data, in output 0 'relu' dim 0
+    u1: 0..16 by data, in output 1 'exp' dim 0
+    -> relu: f32[u0, 4]
+    -> exp: f32[u1, 4]
+    -> sum_2: f32[4]
+    ensures u0 <= s
+    ensures u1 <= u0
+half_of_what_is_chosen
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    size_0_0: 0..32 by data, in output 0 'mul' dim 0
+    -> mul: f32[size_0_0]
+count_of_what_is_chosen
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    u0: 0..64 by data, in output 0 'sym_size_int_2'
+    -> sym_size_int_2: int[u0]
+    -> index: f32[u0]
+    -> new_zeros: f32[2*u0 + 1]
+    ensures u0 <= 4*s
+chosen_and_summed
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    -> mul: f32[s, 4]
+rows_repeated
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    r: i64[s]
+    u0: 0..32 by data, in output 0 'mul' dim 0
+    -> mul: f32[u0, 4]
+sum_as_size
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    p: i64[2]
+    u0: 0..16 by data, in output 0 'mul' dim 0
+    -> mul: f32[u0, 4]
+    ensures u0 <= s
 """
 
 

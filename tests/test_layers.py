@@ -27,6 +27,7 @@ SEES = {
     "passes": {"dims", "contract", "program", "ops", "reference"},
     "frontend": {"_native", "errors", "dims", "contract", "reading", "program", "ops", "passes"},
     "propagate": {"errors", "dims", "contract", "reading"},
+    "kernels": {"_native", "errors", "frontend"},
     "partition": {"errors", "dims", "contract", "reading", "ops", "frontend", "propagate"},
     "trials": {"errors", "dims", "contract"},
     "rewrite": {"errors", "dims", "reading"},
@@ -34,7 +35,7 @@ SEES = {
     "capture": {"errors", "dims", "contract", "reading", "signature", "trials", "rewrite", "recurrent"},
     "lowering": {
         *("errors", "dims", "contract", "reading", "program", "signature", "pte"),
-        *("ops", "frontend", "propagate", "partition", "capture", "recurrent"),
+        *("ops", "frontend", "kernels", "propagate", "partition", "capture", "recurrent"),
     },
     "module": {"_native", "errors", "signature", "pte", "capture", "lowering"},
     "demo": {"module"},

@@ -261,6 +261,7 @@ INVALID = [
     ("nodes are an object", put("nodes", {}), "nodes"),
     ("results missing", drop("results"), "results"),
     ("symbols missing", drop(C, "symbols"), "contract"),
+    ("ensures in a program", put(C, "ensures", [{"lhs": R8, "cmp": "le", "rhs": R8}]), "contract"),
     ("outputs missing", drop(C, "outputs"), "outputs"),
     ("field of another type", put(*IN, 0, "name", 3), ""),
     ("dims not a list", put(C, "dims", {}), "dims"),
@@ -470,7 +471,7 @@ def test_schema():
     j = msgspec.json.decode(with_regions().to_json())
     assert set(j["values"][0]) == set(s["$defs"]["Value"]["properties"])
     assert set(j["nodes"][0]) == set(s["$defs"]["Node"]["properties"])
-    assert set(j["contract"]) == {"dims", *s["$defs"]["Contract"]["properties"]}
+    assert set(j["contract"]) == {"dims", *s["$defs"]["Contract"]["required"]}
     msgspec.json.encode(s)
 
 

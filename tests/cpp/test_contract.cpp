@@ -41,6 +41,44 @@ TEST(bind_gives_symbols) {
   CHECK(bound(good_program(), call(1, 15, 2)) == (std::vector<int64_t>{1, 15}));
 }
 
+TEST(results_are_bound_after_the_run) {
+  const json contract = json::parse(R"({"version": 1, "contract": {
+    "symbols": [{"name": "s", "lo": 1, "hi": 16, "source": {"kind": "size", "input": 0, "index": 0, "mul": 1, "add": 2}}],
+    "data": [{"name": "u", "lo": 0, "hi": 64, "source": {"kind": "size", "input": 0, "index": 0, "mul": 1, "add": 2}}],
+    "dims": [["sym", 0], ["const", 1], ["const", 0], ["sym", 1], ["const", 4], ["mul", [0, 4]], ["mul", [1, 3]]],
+    "inputs": [{"name": "x", "dtype": "f32", "dims": [0, 4]}], "constraints": [],
+    "outputs": [{"name": "y", "dtype": "f32", "dims": [3]}, {"name": "n", "dtype": "int", "dims": [3]}],
+    "ensures": [{"lhs": 3, "cmp": "le", "rhs": 5}]}})");
+  const Contract c = Contract::parse(contract.dump());
+  CHECK_EQUAL(c.known, 1u);
+  std::vector<int64_t> symbols, values;
+  const auto run = [&](int64_t rows, int64_t count, int64_t said) {
+    const std::vector<int64_t> x{rows, 4}, y{count};
+    const Argument in{DType::f32, 2, x.data()};
+    c.bind(&in, 1, symbols, values);
+    Argument out[] = {{DType::f32, 1, y.data()}, Argument{DType::integer}};
+    out[1].value = said;
+    c.bind_results(out, 2, symbols, values);
+  };
+  run(3, 12, 12);
+  CHECK(symbols == (std::vector<int64_t>{3, 12}));
+  run(1, 0, 0);
+  CHECK_FAILS(run(16, 65, 65), "[check] output 0 'y' dim 0: u = 65 is out of range 0..64.");
+  CHECK_FAILS(run(3, 5, 6), "[check] output 1 'n': expected u = 5 (u = 5 from output 0 'y' dim 0), got 6.");
+  CHECK_FAILS(run(3, 13, 13), "[check] u <= 4*s: not true for u = 13, 4*s = 12 (u = 13 from output 0 'y' dim 0, s = 3 from input 0 'x' dim 0).");
+
+  const auto changed = [&](const char* path, const json& value) {
+    json j = contract;
+    j[json::json_pointer(path)] = value;
+    return Contract::parse(j.dump());
+  };
+  CHECK_FAILS(changed("/contract/inputs/0/dims/0", 3), "[verify] input 'x': u is known only after a run.");
+  CHECK_FAILS(changed("/contract/constraints", contract["contract"]["ensures"]), "[verify] constraint u: u is known only after a run.");
+  CHECK_FAILS(changed("/contract/data/0/source/kind", "item"), "[verify] symbol 'u': its source output 0 'y' is not read for its elements.");
+  CHECK_FAILS(changed("/contract/data/0/source/input", 2), "[verify] symbol 'u': 'output' 2 does not exist; there are 2.");
+  CHECK_FAILS(changed("/contract/data/0/name", "s"), "[verify] symbol 1: the name 's' is used twice.");
+}
+
 TEST(bind_sentences) {
   const json good = good_program();
   CHECK_FAILS(bound(good, Arguments().integer(1)), "[bind] call: expected 3 inputs, got 1.");

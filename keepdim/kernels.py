@@ -1,0 +1,87 @@
+"""What stays with ExecuTorch: which kernels its runtime has in this process, what its checks have to let through so
+that they are used, and a sentence for each op that neither they nor an engine run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from executorch.exir.operator.convert import to_out_variant
+from torch._ops import OpOverload
+from torch._subclasses import fake_impls
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from . import _native
+from .errors import fail
+from .frontend import overload
+
+NO_KERNEL = "neither keepdim nor ExecuTorch's CPU kernels have it"
+NO_KERNEL_REMEDY = "Write it with ops that they have, or load a kernel for it before lowering and running"
+nonzero = torch.ops.aten.nonzero.default
+
+
+def outside_core(graphs: Iterable[GraphModule]) -> list[OpOverload]:
+    """The ops that are no part of Core ATen and have a kernel, or stand in the program: the first run, and what becomes
+    of the others `refuse_missing` says better than ExecuTorch's check of the Edge dialect."""
+    named = {name.partition(".")[0].removeprefix("aten::") for name in _native.kernels() if name.startswith("aten::")}
+    packets = [getattr(torch.ops.aten, name) for name in sorted(named) if hasattr(torch.ops.aten, name)]
+    ops = [getattr(p, o) for p in packets for o in p.overloads()]
+    ops += [n.target for gm in graphs for n in gm.graph.nodes if isinstance(n.target, OpOverload)]
+    return list(dict.fromkeys(op for op in ops if torch.Tag.core not in op.tags))
+
+
+def refuse_missing(graphs: Iterable[GraphModule]) -> None:
+    """Fail with every op of an Edge program that no kernel of ExecuTorch runs; delegated ones are no longer in it."""
+    kernels = set(_native.kernels())
+    missing = {n.name: op for gm in graphs for n in gm.graph.nodes if (op := _missing(n, kernels)) is not None}
+    if missing:
+        (name, op), *others = missing.items()
+        also = f" (nor {', '.join(f'{o} {n!r}' for n, o in others)})" if others else ""
+        fail("lower", f"{op} {name!r}", NO_KERNEL + also, NO_KERNEL_REMEDY)
+
+
+def of_no_kernel(e: Exception) -> None:
+    """The same for an op that only ExecuTorch's decompositions make: its check of the Edge dialect names it."""
+    if found := re.search(r"Operator torch\._ops\.(\S+) is not in Core ATen", str(e)):
+        fail("lower", found.group(1), NO_KERNEL, NO_KERNEL_REMEDY, e)
+
+
+def _missing(n: FxNode, kernels: set[str]) -> OpOverload | None:
+    """The op of a node, when it needs a kernel that is not there."""
+    op = overload(n) if n.op == "call_function" else None
+    if op is None or not any(isinstance(v, torch.Tensor) for v in _leaves(n.meta.get("val"))):
+        return None  # sizes, asserts, control flow, getitem
+    try:
+        out = op if op._schema.is_mutable else to_out_variant(op)[0]
+    except RuntimeError:  # it has none
+        return op
+    return None if _name(out) in kernels else op
+
+
+def _leaves(val: Any) -> list[Any]:
+    return list(val) if isinstance(val, (list, tuple)) else [val]
+
+
+def _name(op: OpOverload) -> str:
+    return op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
+
+
+@contextlib.contextmanager
+def as_kernels_write() -> Iterator[None]:
+    """torch lays the result of `nonzero` out by columns, ExecuTorch's kernel writes rows: while a program is lowered,
+    a traced one has rows too. (Otherwise the tensor is planned as columns, and read wrongly.)"""
+    by_columns = fake_impls.op_implementations_dict[nonzero]
+
+    def by_rows(fake_mode: Any, func: OpOverload, x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(by_columns(fake_mode, func, x).shape, dtype=torch.int64)
+
+    fake_impls.op_implementations_dict[nonzero] = by_rows
+    try:
+        yield
+    finally:
+        fake_impls.op_implementations_dict[nonzero] = by_columns

@@ -1,0 +1,129 @@
+"""Sizes that data decides, loops, and ops without a kernel: what the table of shape cases cannot say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from contracts import CASES, R, S
+from test_contracts import lower
+from torch import nn
+
+import keepdim
+from keepdim import KeepdimError, _native
+from keepdim.contract import Constraint, Contract, Source, Spec, Symbol
+from keepdim.dims import Dim
+
+
+class Function(nn.Module):
+    def __init__(self, f: Any):
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> Any:
+        return self.f(x, i)
+
+
+def lowered(name: str) -> keepdim.Module:
+    torch.manual_seed(0)
+    c = CASES[name]()
+    return lower(c, c.model())
+
+
+# ---------------------------------------------------------------- sizes that data decides
+def by_data() -> Contract:
+    """[s, 4] -> [u], u, with u <= 4*s."""
+    s, u = Dim.symbol("s", 1, 16), Dim.symbol("u", 0, 64)
+    place = Source("size", 0, 0, Dim.const(1), Dim.const(0))
+    return Contract(
+        (Symbol("s", 1, 16, place),),
+        (Spec("x", "f32", (s, Dim.const(4))),),
+        (),
+        (Spec("y", "f32", (u,)), Spec("n", "int", (u,))),
+        (Symbol("u", 0, 64, place),),
+        (Constraint(u, "le", 4 * s),),
+    )
+
+
+def test_a_contract_with_data_on_the_wire() -> None:
+    """Round trip and text; one without data is written as before."""
+    c = by_data()
+    assert Contract.from_json(c.to_json()) == c
+    assert str(c).splitlines()[2:] == [
+        "u: 0..64 by data, in output 0 'y' dim 0",
+        "-> y: f32[u]",
+        "-> n: int[u]",
+        "ensures u <= 4*s",
+    ]
+    plain = Contract(c.symbols, c.inputs, (), c.inputs)
+    assert b'"data"' not in plain.to_json() and b'"ensures"' not in plain.to_json()
+
+
+@pytest.mark.parametrize(
+    ("rows", "outs", "sentence"),
+    [
+        (3, [5, 5], ""),
+        (1, [0, 0], ""),
+        (16, [64, 64], ""),
+        (16, [65, 65], "[check] output 0 'y' dim 0: u = 65 is out of range 0..64."),
+        (3, [5, 6], "[check] output 1 'n': expected u = 5 (u = 5 from output 0 'y' dim 0), got 6."),
+        (1, [5, 5], "[check] u <= 4*s: not true for u = 5, 4*s = 4"),
+    ],
+)
+def test_results_are_checked(rows: int, outs: list[int], sentence: str) -> None:
+    """Ranges, outputs that share a symbol, and relations to the inputs, after the run."""
+    check = _native.Contract(by_data().to_json()).check_results
+    args, results = [torch.zeros(rows, 4)], [torch.zeros(outs[0]), outs[1]]
+    if not sentence:
+        check(args, results)
+        return
+    with pytest.raises(_native.Error) as e:
+        check(args, results)
+    assert str(e.value).startswith(sentence)
+    check([torch.zeros(3, 4)], [torch.zeros(2), 2])
+
+
+def test_what_follows_a_choice_is_delegated() -> None:
+    """The layer on rows that data chose runs in a delegate; nothing is planned for more than the input could give."""
+    m = lowered("mask_as_index")
+    assert m.report is not None and m.report.delegated["aten.linear.default"] == 1
+    assert m._method.planned_bytes < 4096
+
+
+def test_a_file_keeps_what_data_decides(tmp_path: Any) -> None:
+    m = lowered("nonzero")
+    m.save(tmp_path / "m.pte")
+    again = keepdim.load(tmp_path / "m.pte")
+    x = R(7, 4)
+    assert again.contract == m.contract and torch.equal(again(x), m(x))
+
+
+def test_a_check_that_nobody_can_make_is_noted() -> None:
+    """A relation between a size and data that stays inside: ExecuTorch drops the assert, so the report says so."""
+
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        n = i.sum().item()
+        torch._check(n >= 0)
+        torch._check(n <= x.shape[0])
+        return x * n
+
+    m = keepdim.lower(Function(fn), (R(5, 4), torch.tensor([1, 2])), dynamic_shapes=({0: S()}, None))
+    assert "neither inputs nor outputs show, and is not made at run time" in str(m.report)
+
+
+# ---------------------------------------------------------------- kernels
+def test_the_host_lists_executorch_s_kernels() -> None:
+    names = _native.kernels()
+    assert {"aten::add.out", "aten::nonzero.out", "executorch_prim::et_copy_index.tensor"} <= set(names)
+
+
+def test_a_kernel_s_refusal_says_which_and_why() -> None:
+    """ExecuTorch gives a number; the sentence has the op, the instruction and the check; the next call works."""
+    m = lowered("rows_repeated")
+    with pytest.raises(KeepdimError) as e:
+        m(R(2, 4), torch.tensor([-1, 5]))
+    kernel = "ExecuTorch's kernel aten::repeat_interleave.Tensor_out refused its operands at instruction 0:0"
+    assert f"[run] method 'forward': {kernel}" in str(e.value) and "repeats cannot be negative" in str(e.value)
+    x = R(2, 4)
+    assert torch.equal(m(x, torch.tensor([1, 2])), x[[0, 1, 1]] * 2)
