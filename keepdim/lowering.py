@@ -23,11 +23,12 @@ from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from executorch.exir.lowered_backend_module import executorch_call_delegate
 from executorch.exir.passes import MemoryPlanningPass
+from executorch.exir.program._program import serialize_for_executorch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from . import kernels, pte
+from . import kernels, loops, pte
 from .capture import Captured, needs_upper_bound
 from .contract import Contract
 from .dims import Dim
@@ -89,6 +90,7 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
     env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
     own, symbols = read(captured.program, captured.names)
     _refuse_unbounded(captured.program, Symbols(symbols, env))
+    loops.refuse(graph_modules(captured.program.graph_module), Symbols(symbols, env))
     watched = [p if isinstance(p, GgmlPartitioner) else _Watched(p, env, own, symbols) for p in partitioner]
     with _open(env):
         edge = _to_edge(captured, watched)
@@ -172,7 +174,12 @@ def _to_executorch(edge: Any) -> Any:
     try:
         # Inputs are read where the caller has them; planning them would cost a copy and their upper bound in memory.
         config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
-        return edge.to_executorch(config)
+        manager = edge.to_executorch(config)
+        if any([loops.mend(plan) for plan in manager.executorch_program.execution_plan]):
+            manager._pte_data, manager._tensor_data = serialize_for_executorch(
+                manager._emitter_output, config, manager._data_serializer, manager._named_data
+            )
+        return manager
     except KeepdimError:
         raise
     except Exception as e:  # as above

@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 import torch
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from .dims import Dim, decide
 from .errors import fail
-from .reading import shape_env_of, to_dim
+from .reading import graph_modules, shape_env_of, to_dim
 
 INT64_MAX = 2**63 - 1
 aten = torch.ops.aten
@@ -26,6 +27,8 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
     """All of them."""
     strip_asserts(ep)
     _float_sizes(ep)
+    for gm in graph_modules(ep.graph_module):
+        _map_as_scan(gm)
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     if env is not None:
         with env.suppress_guards():
@@ -50,6 +53,15 @@ def strip_asserts(ep: ExportedProgram) -> None:
             ep.graph.erase_node(n)
         elif isinstance(n.meta.get("val"), (torch.SymBool, torch.SymInt)) and not n.is_impure():
             ep.graph.erase_node(n)
+
+
+def _map_as_scan(gm: GraphModule) -> None:
+    """A map is a scan that carries nothing, and has the same body. ExecuTorch traces the body of a map over a dynamic
+    size with wrong sizes, and runs it only with one operand and one result; its scan does neither."""
+    for n in gm.graph.nodes:
+        if n.target is torch.ops.higher_order.map_impl:
+            body, mapped, others = n.args
+            n.target, n.args = torch.ops.higher_order.scan, (body, [], mapped, others)
 
 
 def _size(ep: ExportedProgram, target: Callable[..., Any], *args: Any) -> FxNode:

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -1051,6 +1054,110 @@ def no_kernel_after_decomposition() -> Case:
     )
 
 
+# ---------------------------------------------------------------- loops
+def _steps(*sizes: tuple[int, int]) -> list[Any]:
+    return [(R(t, b, 4),) for t, b in (*sizes, (1, 1), (8, 4), (3, 2), (1, 4), (8, 1), (1, 1))]
+
+
+T_B = ({0: Dim("t", min=1, max=8), 1: Dim("b", min=1, max=4)},)
+
+
+@case
+def scan_of_a_cell() -> Case:
+    "an RNN over a dynamic time with a dynamic batch: what is carried and what is stacked both change their sizes"
+
+    def fn(m: Any, x: torch.Tensor) -> Any:
+        def step(h: torch.Tensor, x: torch.Tensor) -> Any:
+            h = torch.tanh(m.w(x) + m.u(h))
+            return h, h.clone()
+
+        return scan(step, x.new_zeros(x.shape[1], 4), x)
+
+    return Case(
+        fn,
+        (R(5, 3, 4),),
+        T_B,
+        _steps(),
+        [((R(9, 2, 4),), "t = 9 is out of range 1..8"), ((R(2, 5, 4),), "b = 5 is out of range 1..4")],
+        state={"w": linear(4, 4), "u": linear(4, 4)},
+    )
+
+
+@case
+def scan_backwards() -> Case:
+    return Case(
+        lambda x: scan(lambda c, x: (c + x, (c * x).clone()), torch.zeros(4), x, reverse=True),
+        (R(3, 4),),
+        ({0: S()},),
+        [(R(n, 4),) for n in (1, 16, 5, 1)],
+    )
+
+
+@case
+def scan_with_a_cond() -> Case:
+    def step(c: torch.Tensor, x: torch.Tensor) -> Any:
+        y = torch.cond(x.sum() > 0, lambda c, x: c + x, lambda c, x: c - 2 * x, (c, x))
+        return y, y.clone()
+
+    return Case(lambda x: scan(step, torch.zeros(4), x), (R(3, 4),), ({0: S()},), [(R(n, 4),) for n in (1, 16, 5, 1)])
+
+
+@case
+def scan_that_may_be_empty() -> Case:
+    return Case(
+        lambda x: scan(lambda c, x: (c + x, (c * x).clone()), torch.zeros(4), x),
+        (R(3, 4),),
+        ({0: S(0)},),
+        refused="it may have no step (s can be 0), and ExecuTorch's loop takes one at least",
+    )
+
+
+@case
+def map_of_a_layer() -> Case:
+    return Case(
+        lambda m, x: map_rows(lambda r: m.l(r).relu() * r.shape[0], x),
+        (R(5, 3, 4),),
+        T_B,
+        _steps(),
+        state={"l": linear(4, 4)},
+    )
+
+
+@case
+def map_of_two() -> Case:
+    "two operands, two results, and one operand that is not mapped"
+
+    def good(n: int) -> Any:
+        return R(n, 4), R(n, 4), R(3)
+
+    return Case(
+        lambda x, y, z: map_rows(lambda r, z: (r[0] * r[1] + z.sum(), r[0] - r[1]), (x, y), z),
+        good(5),
+        ({0: S()}, {0: S()}, None),
+        [good(n) for n in (1, 16, 5, 1)],
+        [((R(3, 4), R(4, 4), R(3)), "expected s = 3")],
+    )
+
+
+@case
+def loops_inside_loops() -> Case:
+    def step(c: torch.Tensor, row: torch.Tensor) -> Any:
+        last, _ = scan(lambda c, e: (c + e, (c * e).clone()), torch.zeros(4), row)
+        return c + last, map_rows(lambda r: r * 2, row)
+
+    return Case(lambda x: scan(step, torch.zeros(4), x), (R(5, 3, 4),), T_B, _steps())
+
+
+@case
+def while_loop_until_small() -> Case:
+    return Case(
+        lambda x: while_loop(lambda x: x.abs().max() > 1, lambda x: (x * 0.5,), (x,))[0],
+        (R(3, 4),),
+        ({0: S()},),
+        refused="while_loop 'while_loop': ExecuTorch's runtime has no such loop",
+    )
+
+
 # ---------------------------------------------------------------- what each contract must say
 _TEXTS = """
 range_from_0
@@ -1439,6 +1546,40 @@ sum_as_size
     u0: 0..16 by data, in output 0 'mul' dim 0
     -> mul: f32[u0, 4]
     ensures u0 <= s
+scan_of_a_cell
+    t: 1..8 from input 0 'x' dim 0
+    b: 1..4 from input 0 'x' dim 1
+    x: f32[t, b, 4]
+    -> getitem: f32[b, 4]
+    -> getitem_1: f32[t, b, 4]
+scan_backwards
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    -> getitem: f32[4]
+    -> flip_1: f32[s, 4]
+scan_with_a_cond
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    -> getitem: f32[4]
+    -> getitem_1: f32[s, 4]
+map_of_a_layer
+    t: 1..8 from input 0 'x' dim 0
+    b: 1..4 from input 0 'x' dim 1
+    x: f32[t, b, 4]
+    -> getitem: f32[t, b, 4]
+map_of_two
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    y: f32[s, 4]
+    z: f32[3]
+    -> getitem: f32[s, 4]
+    -> getitem_1: f32[s, 4]
+loops_inside_loops
+    t: 1..8 from input 0 'x' dim 0
+    b: 1..4 from input 0 'x' dim 1
+    x: f32[t, b, 4]
+    -> getitem: f32[4]
+    -> getitem_1: f32[t, b, 4]
 """
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from contracts import CASES, R, S
-from test_contracts import lower
+from test_contracts import call, lower
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 import keepdim
 from keepdim import KeepdimError, _native
@@ -110,6 +112,39 @@ def test_a_check_that_nobody_can_make_is_noted() -> None:
 
     m = keepdim.lower(Function(fn), (R(5, 4), torch.tensor([1, 2])), dynamic_shapes=({0: S()}, None))
     assert "neither inputs nor outputs show, and is not made at run time" in str(m.report)
+
+
+# ---------------------------------------------------------------- loops
+def test_bodies_of_loops_are_delegated() -> None:
+    m = lowered("scan_of_a_cell")
+    assert m.report is not None and m.report.delegated["aten.linear.default"] == 2
+    assert m.counters()[-1]["calls"] == 0
+    call(m, (R(7, 2, 4),))
+    assert max(d["calls"] for d in m.counters()) == 7
+
+
+def test_a_loop_starts_anew_after_a_call_that_failed() -> None:
+    """The third step fails; the next call counts from its first step."""
+
+    def fn(x: torch.Tensor, i: torch.Tensor) -> Any:
+        def step(c: torch.Tensor, xi: Any) -> Any:
+            c = c + xi[0].gather(0, xi[1])
+            return c, c.clone()
+
+        return scan(step, torch.zeros(2), (x, i))
+
+    model = Function(fn)
+    shapes = {"x": {0: (s := S())}, "i": {0: s}}
+    m = keepdim.lower(copy.deepcopy(model), (R(4, 3), torch.zeros(4, 2, dtype=torch.int64)), dynamic_shapes=shapes)
+    for n in (4, 16, 3):
+        x, i = R(n, 3), torch.randint(0, 3, (n, 2))
+        bad = i.clone()
+        bad[2, 1] = 9
+        with pytest.raises(
+            KeepdimError, match=r"kernel aten::gather.out refused its operands at instruction 0:\d+: .*"
+        ):
+            m(x, bad)
+        torch.testing.assert_close(m(x, i), model(x, i))
 
 
 # ---------------------------------------------------------------- kernels

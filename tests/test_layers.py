@@ -27,6 +27,7 @@ SEES = {
     "passes": {"dims", "contract", "program", "ops", "reference"},
     "frontend": {"_native", "errors", "dims", "contract", "reading", "program", "ops", "passes"},
     "propagate": {"errors", "dims", "contract", "reading"},
+    "loops": {"errors", "reading", "frontend"},
     "kernels": {"_native", "errors", "frontend"},
     "partition": {"errors", "dims", "contract", "reading", "ops", "frontend", "propagate"},
     "trials": {"errors", "dims", "contract"},
@@ -35,7 +36,7 @@ SEES = {
     "capture": {"errors", "dims", "contract", "reading", "signature", "trials", "rewrite", "recurrent"},
     "lowering": {
         *("errors", "dims", "contract", "reading", "program", "signature", "pte"),
-        *("ops", "frontend", "kernels", "propagate", "partition", "capture", "recurrent"),
+        *("ops", "frontend", "kernels", "loops", "propagate", "partition", "capture", "recurrent"),
     },
     "module": {"_native", "errors", "signature", "pte", "capture", "lowering"},
     "demo": {"module"},
