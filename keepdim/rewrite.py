@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
@@ -26,6 +27,7 @@ aten = torch.ops.aten
 def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
     """All of them."""
     strip_asserts(ep)
+    _plain_layouts(ep)
     _float_sizes(ep)
     for gm in graph_modules(ep.graph_module):
         _map_as_scan(gm)
@@ -62,6 +64,40 @@ def _map_as_scan(gm: GraphModule) -> None:
         if n.target is torch.ops.higher_order.map_impl:
             body, mapped, others = n.args
             n.target, n.args = torch.ops.higher_order.scan, (body, [], mapped, others)
+
+
+def _plain_layouts(ep: ExportedProgram) -> None:
+    """Programs know contiguous tensors only, and a call makes its inputs so: a memory format changes no number."""
+    mode = detect_fake_mode([n.meta.get("val") for n in ep.graph.nodes])
+    held = {s.arg.name: str(s.target) for s in ep.graph_signature.input_specs}
+    changed = False
+    for n in ep.graph.nodes:
+        val = n.meta.get("val")
+        if n.op == "placeholder" and isinstance(val, torch.Tensor):
+            changed = changed or not val.is_contiguous()
+            with mode:  # anew in any case: where sizes are 1, strides may be of another format and still contiguous
+                n.meta["val"] = torch.empty(val.shape, dtype=val.dtype)
+            for table in (ep.state_dict, ep.constants):
+                if isinstance(x := table.get(held.get(n.name, "")), torch.Tensor):
+                    table[held[n.name]] = _contiguous(x)
+        elif n.op == "call_function" and isinstance(n.target, OpOverload):
+            names = [a.name for a in n.target._schema.arguments]
+            if "memory_format" in names and n.kwargs.get("memory_format") is not None:
+                n.kwargs = {**n.kwargs, "memory_format": torch.contiguous_format}
+            elif "memory_format" in names[: len(n.args)]:
+                n.update_arg(names.index("memory_format"), torch.contiguous_format)
+    strided = next((n for n in ep.graph.nodes if n.target == aten.as_strided.default), None)
+    if changed and strided is not None:
+        fact = "reads by strides, in a model with an input or weight that is not contiguous"
+        fail("capture", f"node '{strided.name}'", fact, "Make it contiguous first")
+
+
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if it has the strides of a new one."""
+    if x.stride() == torch.empty(x.shape, device="meta").stride():
+        return x
+    plain = x.detach().clone(memory_format=torch.contiguous_format)
+    return torch.nn.Parameter(plain, x.requires_grad) if isinstance(x, torch.nn.Parameter) else plain
 
 
 def _size(ep: ExportedProgram, target: Callable[..., Any], *args: Any) -> FxNode:

@@ -358,3 +358,43 @@ def test_a_partitioner_that_specialises_is_named(act: Any, who: str) -> None:
     module = keepdim.lower(model, (torch.randn(3, 4),), dynamic_shapes=shapes)
     x = torch.randn(16, 4)
     assert torch.equal(module(x), x * 2)
+
+
+# ---------------------------------------------------------------- layouts
+CHANNELS_LAST = torch.channels_last
+LAYOUTS = {
+    "a channels-last input": (lambda m, x: x.relu(), CHANNELS_LAST),
+    "cat of channels-last inputs": (lambda m, x: torch.cat([x, x], 1), CHANNELS_LAST),
+    "a format inside": (lambda m, x: x.contiguous(memory_format=CHANNELS_LAST).relu() + x, torch.contiguous_format),
+    "a format and a dtype": (lambda m, x: x.to(torch.float64, memory_format=CHANNELS_LAST), torch.contiguous_format),
+    "a weight": (lambda m, x: m.conv(x), CHANNELS_LAST),
+}
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["model", "program"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_memory_formats_change_no_number(name: str, exported: bool) -> None:
+    """Results are contiguous, whatever the format of inputs, weights and of what is between them."""
+    fn, layout = LAYOUTS[name]
+    model = Fn(fn, conv=nn.Conv2d(3, 4, 1).to(memory_format=CHANNELS_LAST)).eval().requires_grad_(False)
+    x, shapes = torch.randn(2, 3, 4, 5).to(memory_format=layout), (({0: S()},),)
+    if exported:
+        module = keepdim.lower(export(model, (x,), dynamic_shapes=shapes))
+    else:
+        module = keepdim.lower(model, (x,), dynamic_shapes=shapes)
+    for n in (2, 7, 1, 2):
+        x = torch.randn(n, 3, 4, 5).to(memory_format=layout)
+        torch.testing.assert_close(module(x), model(x).contiguous())
+
+
+def test_a_transposed_example_is_not_baked_in() -> None:
+    """An example that is a view of another layout says nothing about how later inputs lie."""
+    model, module = lower(lambda m, x: x.transpose(0, 1), (torch.randn(4, 5).t(),), ({0: S()},))
+    for x in (torch.randn(4, 5).t(), torch.randn(7, 4), torch.randn(1, 4)):
+        assert torch.equal(module(x), model(x))
+
+
+def test_reading_by_strides_is_refused_where_they_change() -> None:
+    """as_strided means another thing on a contiguous copy."""
+    with pytest.raises(KeepdimError, match="reads by strides"):
+        keepdim.lower(Fn(lambda m, x: x.as_strided((2, 2), (1, 2))), (torch.randn(4, 5).t(),))
