@@ -37,7 +37,10 @@ def own(model: torch.nn.Module) -> torch.nn.Module:
 
 def own_program(ep: ExportedProgram) -> ExportedProgram:
     """The same for a program. (Before decomposition its signature does not say which buffers change.)"""
-    return copy.deepcopy(ep, {id(t): t for t in ep.state_dict.values() if isinstance(t, torch.nn.Parameter)})
+    mine = copy.deepcopy(ep, {id(t): t for t in ep.state_dict.values() if isinstance(t, torch.nn.Parameter)})
+    for old, new in zip(ep.graph.nodes, mine.graph.nodes, strict=True):  # a copy renames what Python has a word for,
+        new.name = old.name  # such as `input`, and the signature knows the old name
+    return mine
 
 
 # ---------------------------------------------------------------- points and inputs
@@ -78,7 +81,8 @@ def examples(contract: Contract, leaves: Sequence[Any]) -> dict[str, int]:
     return values
 
 
-def _broken(contract: Contract, values: Mapping[str, int]) -> list[Constraint]:
+def broken(contract: Contract, values: Mapping[str, int]) -> list[Constraint]:
+    """The constraints that do not hold at a point."""
     return [c for c in contract.constraints if not CMPS[c.cmp][1](c.lhs.eval(values), c.rhs.eval(values))]
 
 
@@ -89,7 +93,7 @@ def _near(contract: Contract, values: dict[str, int]) -> dict[str, int] | None:
         for moved in itertools.chain([values], ([n] for n in values)):
             point = {k: v + step if k in moved else v for k, v in values.items()}
             inside = all(top[k] is None or v <= top[k] for k, v in point.items())  # type: ignore[operator]
-            if inside and not _broken(contract, point):
+            if inside and not broken(contract, point):
                 return point
     return None
 
@@ -224,5 +228,5 @@ def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> Iter
         choices.append([*near, *([hi] if hi is not None and hi not in near else [])])
     for picked in itertools.islice(itertools.product(*choices), 256):
         values = {**start, **dict(zip(used, picked, strict=True))}
-        if _broken(contract, values) == [c] and _elements(contract, values) <= BUDGET:
+        if broken(contract, values) == [c] and _elements(contract, values) <= BUDGET:
             yield values

@@ -398,3 +398,13 @@ def test_reading_by_strides_is_refused_where_they_change() -> None:
     """as_strided means another thing on a contiguous copy."""
     with pytest.raises(KeepdimError, match="reads by strides"):
         keepdim.lower(Fn(lambda m, x: x.as_strided((2, 2), (1, 2))), (torch.randn(4, 5).t(),))
+
+
+# ---------------------------------------------------------------- what others wrote
+def test_an_exported_program_whose_input_is_called_input() -> None:
+    """Copying a graph renames what Python has a word for; the signature keeps the user's name."""
+    model = nn.Linear(4, 2).eval().requires_grad_(False)
+    module = keepdim.lower(export(model, (torch.randn(3, 4),), dynamic_shapes=({0: S()},)))
+    assert [s.name for s in module.contract.inputs] == ["input"]
+    x = torch.randn(9, 4)
+    assert (module(x) - model(x)).abs().max() < TOLERANCE
