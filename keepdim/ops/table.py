@@ -79,7 +79,7 @@ class Args:
 
     def dims(self, name: str) -> list[Dim]:
         v = self._take(name)
-        return [] if v is None else [v] if isinstance(v, Dim) else list(v)
+        return [] if v is None else [v] if isinstance(v, Dim) else [Dim.of(d) for d in v]
 
     def plain(self, name: str) -> Any:
         """A bool, string, float, dtype or None, as it is."""
