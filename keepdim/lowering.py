@@ -57,6 +57,7 @@ class Report:
     delegates: list[str] = field(default_factory=list)  # backend ids
     delegated: dict[str, int] = field(default_factory=dict)  # op → how many (keepdim's own partitioner)
     remaining: dict[str, str] = field(default_factory=dict)  # node with ExecuTorch → why
+    modules: dict[str, str] = field(default_factory=dict)  # such a node → the module of the model it came from
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -99,7 +100,7 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
         edge._config_methods = {CONTRACT_METHOD: signature.to_json()}
         restore_ranges(program, ranges)
         kernels.refuse_missing(graph_modules(program.graph_module))
-        report = _report(program, partitioner, captured.notes)
+        report = report_on(program, partitioner, captured.notes)
         with kernels.as_kernels_write():
             executorch = _to_executorch(edge)
         _check_emitted(executorch.executorch_program)
@@ -293,7 +294,8 @@ def _watched_backends(partitioner: list[Partitioner]) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------- the report
-def _report(program: ExportedProgram, partitioner: Sequence[Partitioner], notes: list[str]) -> Report:
+def report_on(program: ExportedProgram, partitioner: Sequence[Partitioner], notes: list[str]) -> Report:
+    """Delegates and other nodes of a lowered program, with the reasons that keepdim's own partitioner kept."""
     report = Report(notes=list(notes))
     reasons: dict[str, str] = {}
     for p in partitioner:
@@ -310,4 +312,6 @@ def _report(program: ExportedProgram, partitioner: Sequence[Partitioner], notes:
                 isinstance(v, torch.Tensor) for v in pytree.tree_leaves(n.meta.get("val"))
             ):
                 report.remaining[n.name] = reasons.get(n.name, "not taken by the partitioner")
+                paths = [path for path, _ in n.meta.get("nn_module_stack", {}).values()]
+                report.modules[n.name] = paths[-1] if paths else ""
     return report
