@@ -74,6 +74,55 @@ def _slice(c: Call) -> torch.Tensor:
     return torch.ops.aten.slice(c.ins[0], dim, start, start + c.dims[dim] * step, step)
 
 
+def _place(f: Callable[..., Any]) -> Meaning:
+    """Where the largest or smallest is: its position among what `dims` walk over."""
+
+    def call(c: Call) -> torch.Tensor:
+        x, dims = c.ins[0], c.attrs["dims"]
+        kept = [d for d in range(x.dim()) if d not in dims]
+        return f(x.permute(*kept, *dims).flatten(len(kept)) if dims else x.unsqueeze(-1), -1).reshape(c.dims)
+
+    return call
+
+
+def _prod(c: Call) -> torch.Tensor:
+    x = c.ins[0]
+    for d in c.attrs["dims"]:
+        x = x.prod(d, keepdim=True, dtype=c.dtype)
+    return x.reshape(c.dims)
+
+
+def _argsort(c: Call) -> torch.Tensor:
+    dim = c.attrs["dim"]
+    order = torch.argsort(c.ins[0], dim=dim, descending=c.attrs.get("descending", False), stable=True)
+    return order.narrow(dim, 0, c.dims[dim]) if c.dims else order
+
+
+def _indices(c: Call, first: int) -> list[Any]:
+    """One index a dim, None where there is none."""
+    given = dict(zip(c.attrs["dims"], c.ins[first:], strict=True))
+    return [given.get(d) for d in range(c.ins[0].dim())]
+
+
+def _index_put(accumulate: bool) -> Meaning:
+    return lambda c: torch.ops.aten.index_put(c.ins[0], _indices(c, 2), c.ins[1], accumulate)
+
+
+def _scatter_reduce(c: Call) -> torch.Tensor:
+    x, index, src = c.ins
+    return torch.scatter_reduce(x, c.attrs["dim"], index.long(), src, c.attrs["reduce"])
+
+
+def _slice_scatter(c: Call) -> torch.Tensor:
+    dim, start, step = (c.attrs[k] for k in ("dim", "start", "step"))
+    end = start + (c.ins[1].shape[dim] - 1) * step + 1
+    return torch.slice_scatter(c.ins[0], c.ins[1], dim, start, end, step) if c.ins[1].shape[dim] else c.ins[0]
+
+
+def _unfold(c: Call) -> torch.Tensor:
+    return c.ins[0].unfold(c.attrs["dim"], c.dims[-1], c.attrs["step"])
+
+
 def _linear(c: Call) -> torch.Tensor:
     y = F.linear(c.ins[0], c.ins[1], c.operand(2))
     return ACTIVATIONS[c.attrs["activation"]](y) if "activation" in c.attrs else y
@@ -123,26 +172,41 @@ MEANING: dict[str, Meaning] = {
     "amin": _reduce(torch.amin),
     "any": _reduce(torch.any),
     "arange": _arange,
+    "argmax": _place(torch.argmax),
+    "argmin": _place(torch.argmin),
+    "argsort": _argsort,
+    "as_strided": lambda c: torch.as_strided(c.ins[0].contiguous(), c.dims, c.attrs["strides"], c.attrs["offset"]),
     "atan2": _with_tensor(torch.atan2),
     "cast": lambda c: c.ins[0].to(c.dtype),
     "cat": lambda c: torch.cat(c.ins, c.attrs["dim"]),
+    "diagonal": lambda c: torch.diagonal(c.ins[0], c.attrs["offset"], *c.attrs["dims"]),
     "div_floor": _divide("floor"),
     "div_trunc": _divide("trunc"),
     "embedding": lambda c: F.embedding(c.ins[1], c.ins[0]),
     "expand": lambda c: c.ins[0].expand(c.dims),
     "full": lambda c: torch.full(c.dims, c.attrs["value"], dtype=c.dtype),
+    "gather": lambda c: torch.gather(c.ins[0], c.attrs["dim"], c.ins[1].long()),
+    "index": lambda c: torch.ops.aten.index(c.ins[0], _indices(c, 1)),
+    "index_add": _index_put(accumulate=True),
+    "index_put": _index_put(accumulate=False),
+    "index_select": lambda c: torch.index_select(c.ins[0], c.attrs["dim"], c.ins[1]),
     "layer_norm": _norm(F.layer_norm),
     "linear": _linear,
     "maximum": _with_tensor(torch.maximum),
     "mean": _reduce(torch.mean, typed=True),
     "minimum": _with_tensor(torch.minimum),
+    "prod": _prod,
     "reshape": lambda c: c.ins[0].reshape(c.dims),
     "rms_norm": _norm(F.rms_norm),
     "rope": lambda c: c.ins[0] * c.ins[1] + rotate_half(c.ins[0]) * c.ins[2],
+    "scatter": lambda c: torch.scatter(c.ins[0], c.attrs["dim"], c.ins[1].long(), c.ins[2]),
+    "scatter_reduce": _scatter_reduce,
     "sdpa": sdpa,
     "slice": _slice,
+    "slice_scatter": _slice_scatter,
     "sum": _reduce(torch.sum, typed=True),
     "swiglu": lambda c: F.silu(c.ins[0]) * c.ins[1],
+    "unfold": _unfold,
     "var": _reduce(torch.var),
 }
 

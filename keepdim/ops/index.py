@@ -154,8 +154,10 @@ def _index_put(b: Sink, name: str, a: Args, out: Shape) -> int:
         return _put_mask(b, a, out, indices[0], dims[0].value or 0)
     if not indices:
         raise Unsupported("there is no index")
-    name = "index_add" if a.plain("accumulate") else name
-    return b.emit(name, [a.tensor("self"), cast(b, a.tensor("values"), out.dtype), *indices], out, dims=dims)
+    ins = [a.tensor("self"), cast(b, a.tensor("values"), out.dtype), *indices]
+    if a.plain("accumulate"):
+        return b.emit("index_add", ins, out, dims=dims)
+    return b.emit(name, ins, out, dims=dims)
 
 
 op("embedding", aten.embedding.default, lower=_embedding)

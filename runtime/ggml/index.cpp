@@ -5,28 +5,52 @@
 namespace keepdim::ggml {
 namespace {
 
-// Where the index at a byte offset points to, in bytes; -1 when it is out of range.
-inline int64_t locate(const IndexJob& job, int operand, int64_t offset) {
-  const int64_t given = job.wide ? *at<int64_t>(job.data[operand], offset) : *at<int32_t>(job.data[operand], offset);
-  const int64_t index = job.wrap && given < 0 ? given + job.limit : given;
-  if (static_cast<uint64_t>(index) < static_cast<uint64_t>(job.limit)) return index * job.scale;
+[[gnu::noinline, gnu::cold]] int64_t out_of_range(const IndexJob& job, int64_t given, int64_t offset) {
   const std::string low = std::to_string(job.wrap ? -job.limit : 0), high = std::to_string(job.limit - 1);
   job.fail(offset, "index " + std::to_string(given) + " is " +
                        (job.limit ? "out of range " + low + ".." + high : "not in an empty dim") + ".");
   return -1;
 }
 
+// Where the index at a byte offset points to, in bytes; -1 when it is out of range. I: the index's type.
+template <class I>
+struct Locate {
+  const IndexJob& job;
+  const char* data;
+  const int64_t limit, scale, wrap;
+
+  Locate(const IndexJob& job, int operand)
+      : job(job), data(static_cast<const char*>(job.data[operand])), limit(job.limit), scale(job.scale),
+        wrap(job.wrap ? job.limit : 0) {}
+
+  int64_t operator()(int64_t offset) const {
+    const int64_t given = *reinterpret_cast<const I*>(data + offset);
+    const int64_t index = given + (given < 0 ? wrap : 0);
+    if (__builtin_expect(static_cast<uint64_t>(index) < static_cast<uint64_t>(limit), 1)) return index * scale;
+    return out_of_range(job, given, offset);
+  }
+};
+
+// Calls body with the Locate of the index's type.
+template <class Body>
+void with_index(const IndexJob& job, int operand, Body&& body) {
+  if (job.wide) body(Locate<int64_t>(job, operand));
+  else body(Locate<int32_t>(job, operand));
+}
+
 // Several indices of one element: their bytes are added up, and -1 stays.
 void offsets(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const IndexJob*>(userdata);
   const int last = job.loop.rank - 1;
-  const int64_t* s[3] = {&job.loop.strides[0][last], &job.loop.strides[1][last], &job.loop.strides[2][last]};
-  each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t here = locate(job, 1, offset[1] + i * *s[1]);
-      const int64_t before = job.data[2] ? *at<int64_t>(job.data[2], offset[2] + i * *s[2]) : 0;
-      *at<int64_t>(job.data[0], offset[0] + i * *s[0]) = here < 0 || before < 0 ? -1 : here + before;
-    }
+  const int64_t sy = job.loop.strides[0][last], sx = job.loop.strides[1][last], sb = job.loop.strides[2][last];
+  with_index(job, 1, [&](const auto& locate) {
+    each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t here = locate(offset[1] + i * sx);
+        const int64_t before = job.data[2] ? *at<int64_t>(job.data[2], offset[2] + i * sb) : 0;
+        *at<int64_t>(job.data[0], offset[0] + i * sy) = here < 0 || before < 0 ? -1 : here + before;
+      }
+    });
   });
 }
 
@@ -36,24 +60,27 @@ void gather(ggml_tensor*, int ith, int nth, void* userdata) {
   const int last = job.loop.rank - 1;
   constexpr int64_t w = sizeof(T);
   const int64_t sy = job.loop.strides[0][last], sx = job.loop.strides[1][last], si = job.loop.strides[2][last];
-  each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
-    char* y = at<char>(job.data[0], offset[0]);
-    if (si) {
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t from = locate(job, 2, offset[2] + i * si);
-        *at<T>(y, i * sy) = from < 0 ? T(0) : *at<T>(job.data[1], offset[1] + i * sx + from);
+  with_index(job, 2, [&](const auto& locate) {
+    each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
+      char* y = at<char>(job.data[0], offset[0]);
+      if (si) {
+        char* x = static_cast<char*>(job.data[1]) + offset[1];
+        for (int64_t i = 0; i < n; ++i) {
+          const int64_t from = locate(offset[2] + i * si);
+          *at<T>(y, i * sy) = from < 0 ? T(0) : *at<T>(x, i * sx + from);
+        }
+        return;
       }
-      return;
-    }
-    const int64_t from = locate(job, 2, offset[2]);
-    if (from < 0) {
-      for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = T(0);
-      return;
-    }
-    const char* x = at<char>(job.data[1], offset[1] + from);
-    if (sy == w && sx == w) std::memcpy(y, x, n * w);
-    else
-      for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = *at<const T>(const_cast<char*>(x), i * sx);
+      const int64_t from = locate(offset[2]);
+      if (from < 0) {
+        for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = T(0);
+        return;
+      }
+      char* x = at<char>(job.data[1], offset[1] + from);
+      if (sy == w && sx == w) std::memcpy(y, x, n * w);
+      else
+        for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = *at<T>(x, i * sx);
+    });
   });
 }
 
@@ -80,29 +107,37 @@ void scatter(ggml_tensor*, int ith, int nth, void* userdata) {
   own.begin *= job.scale;
   own.end *= job.scale;
   const int64_t sy = loop.strides[0][last], sx = loop.strides[1][last], si = loop.strides[2][last];
-  each_run(loop, 0, 1, [&](int64_t n, const int64_t* offset) {
-    char* y = at<char>(job.data[0], base[0] + offset[0]);
-    char* x = at<char>(job.data[1], base[1] + offset[1]);
-    const int64_t index = base[2] + offset[2];
-    if (si) {
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t to = locate(job, 2, index + i * si);
-        if (to < own.begin || to >= own.end) continue;
-        T& element = *at<T>(y, i * sy + to);
-        element = F::f(element, *at<T>(x, i * sx));
-      }
-      return;
-    }
-    const int64_t to = locate(job, 2, index);
-    if (to < own.begin || to >= own.end) return;
-    y += to;
-    if (sy == sizeof(T) && sx == sizeof(T)) {
-      T* to_run = reinterpret_cast<T*>(y);
-      const T* from = reinterpret_cast<const T*>(x);
+  // Where every element of a run goes to a row of its own, few columns at a time: their rows stay in the cache.
+  constexpr int64_t columns = 32;
+  const int64_t size = loop.dims[last], step = si && sy ? columns : std::max<int64_t>(size, 1);
+  with_index(job, 2, [&](const auto& locate) {
+    for (int64_t c = 0; c < size; c += step) {
+      loop.dims[last] = std::min(step, size - c);
+      each_run(loop, 0, 1, [&](int64_t n, const int64_t* offset) {
+        char* y = static_cast<char*>(job.data[0]) + base[0] + offset[0] + c * sy;
+        char* x = at<char>(job.data[1], base[1] + offset[1] + c * sx);
+        const int64_t index = base[2] + offset[2] + c * si;
+        if (si) {
+          for (int64_t i = 0; i < n; ++i) {
+            const int64_t to = locate(index + i * si);
+            if (to < own.begin || to >= own.end) continue;
+            T& element = *at<T>(y, i * sy + to);
+            element = F::f(element, *at<T>(x, i * sx));
+          }
+          return;
+        }
+        const int64_t to = locate(index);
+        if (to < own.begin || to >= own.end) return;
+        y += to;
+        if (sy == sizeof(T) && sx == sizeof(T)) {
+          T* to_run = reinterpret_cast<T*>(y);
+          const T* from = reinterpret_cast<const T*>(x);
 #pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) to_run[i] = F::f(to_run[i], from[i]);
-    } else {
-      for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = F::f(*at<T>(y, i * sy), *at<T>(x, i * sx));
+          for (int64_t i = 0; i < n; ++i) to_run[i] = F::f(to_run[i], from[i]);
+        } else {
+          for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = F::f(*at<T>(y, i * sy), *at<T>(x, i * sx));
+        }
+      });
     }
   });
 }

@@ -33,8 +33,14 @@ struct Lanes {
   static Acc run(const T* x, int64_t n, Term&& term) {
     Acc total = first<Acc>();
     if (n < kLanes) {
-      for (int64_t i = 0; i < n; ++i) total = F::f(total, static_cast<Acc>(term(x[i])));
-      return total;
+      constexpr int few = 4;
+      T lanes[few];
+      std::fill(lanes, lanes + few, first<T>());
+      int64_t i = 0;
+      for (; i + few <= n; i += few)
+        for (int l = 0; l < few; ++l) lanes[l] = F::f(lanes[l], term(x[i + l]));
+      for (; i < n; ++i) lanes[0] = F::f(lanes[0], term(x[i]));
+      return static_cast<Acc>(F::f(F::f(lanes[0], lanes[1]), F::f(lanes[2], lanes[3])));
     }
     for (int64_t begin = 0; begin < n; begin += kLaneBlock, x += kLaneBlock) {
       const int64_t m = std::min(kLaneBlock, n - begin);

@@ -11,12 +11,19 @@ namespace {
 
 // Storage types of the 16-bit floats; the others are their own.
 struct Half { ggml_fp16_t bits; };
-struct Brain { ggml_bf16_t bits; };
+struct Brain { uint16_t bits; };  // the upper half of a float
+
+// To the nearest, to even between two; a NaN stays one. Without a call, so that loops of it are vectorised.
+inline Brain to_brain(float x) {
+  const uint32_t u = bits<uint32_t>(x);
+  const uint32_t nearest = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+  return {static_cast<uint16_t>((u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 64 : nearest)};
+}
 
 template <class From>
 auto widen(From x) {
   if constexpr (std::is_same_v<From, Half>) return ggml_fp16_to_fp32(x.bits);
-  else if constexpr (std::is_same_v<From, Brain>) return ggml_bf16_to_fp32(x.bits);
+  else if constexpr (std::is_same_v<From, Brain>) return bits<float>(static_cast<uint32_t>(x.bits) << 16);
   else return x;
 }
 
@@ -26,7 +33,7 @@ To convert(From stored) {
   using Wide = decltype(x);
   if constexpr (std::is_same_v<To, bool>) return x != 0;
   else if constexpr (std::is_same_v<To, Half>) return {ggml_fp32_to_fp16(static_cast<float>(x))};
-  else if constexpr (std::is_same_v<To, Brain>) return {ggml_fp32_to_bf16(static_cast<float>(x))};
+  else if constexpr (std::is_same_v<To, Brain>) return to_brain(static_cast<float>(x));
   else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<std::remove_const_t<Wide>>) {
     return static_cast<To>(truncate(x));
   } else return static_cast<To>(x);
@@ -115,8 +122,10 @@ void fill(ggml_tensor*, int ith, int nth, void* userdata) {
   const bool whole = std::is_integral_v<T> && !std::is_same_v<T, bool>;
   const double start = job.start.as<double>(), step = job.step.as<double>();
   const int64_t first = job.start.as<int64_t>(), stride = job.step.as<int64_t>();
+  const bool same = step == 0;
   each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
     const int64_t begin = offset[0] / static_cast<int64_t>(sizeof(T));
+    if (same) return std::fill(y + begin, y + begin + n, whole ? convert<T>(first) : convert<T>(start));
     for (int64_t i = begin; i < begin + n; ++i) {
       if constexpr (whole) y[i] = static_cast<T>(Add::f(first, Mul::f(i, stride)));
       else y[i] = convert<T>(start + static_cast<double>(i) * step);

@@ -37,21 +37,32 @@ void reduce(ggml_tensor*, int ith, int nth, void* userdata) {
     each_run(kept, job.count, ith, nth, [&](int64_t count, const int64_t* offset) {
       const Loop inner = part_of(job, offset[0] / job.chunk_bytes);
       const int64_t rows = job.count ? inner.count() : 0;
+      // Rows of few columns that lie one after the other are taken several at a time, as one wide row.
+      const bool dense = inner.rank == 1 && sx == count * static_cast<int64_t>(sizeof(T));
+      const int64_t group = dense ? std::clamp<int64_t>(kColumns / count, 1, std::max<int64_t>(rows, 1)) : 1;
       for (int64_t c0 = 0; c0 < count; c0 += kColumns) {
-        const int64_t c = std::min(kColumns, count - c0);
+        const int64_t c = std::min(kColumns, count - c0), wide = c * group;
         Acc acc[kColumns];
         T block[kColumns], shift[kColumns];
-        std::fill(acc, acc + c, R::template first<Acc>());
-        for (int64_t j = 0; j < c; ++j) shift[j] = shift_at(offset[2] + (c0 + j) * kept.strides[2][tail]);
+        std::fill(acc, acc + wide, R::template first<Acc>());
+        for (int64_t j = 0; j < wide; ++j) shift[j] = shift_at(offset[2] + (c0 + j % c) * kept.strides[2][tail]);
         Odometer row(inner, inner.rank, 0);
-        for (int64_t i = 0; i < rows;) {
-          std::fill(block, block + c, R::template first<T>());
-          for (const int64_t end = std::min(rows, i + kRows); i < end; ++i, row.next()) {
-            const T* x = at<T>(job.data[1], offset[1] + row.offset[1]) + c0;
-            for (int64_t j = 0; j < c; ++j) block[j] = F::f(block[j], term(x[j], shift[j]));
+        const auto take = [&](int64_t begin, int64_t end, int64_t step, int64_t width) {
+          for (int64_t i = begin; i < end;) {
+            std::fill(block, block + width, R::template first<T>());
+            for (const int64_t last_row = std::min(end, i + kRows * step); i < last_row; i += step) {
+              const int64_t at_row = dense ? i * sx : row.offset[1];
+              const T* x = at<T>(job.data[1], offset[1] + at_row) + c0;
+              for (int64_t j = 0; j < width; ++j) block[j] = F::f(block[j], term(x[j], shift[j]));
+              if (!dense) row.next();
+            }
+            for (int64_t j = 0; j < width; ++j) acc[j] = F::f(acc[j], static_cast<Acc>(block[j]));
           }
-          for (int64_t j = 0; j < c; ++j) acc[j] = F::f(acc[j], static_cast<Acc>(block[j]));
-        }
+        };
+        const int64_t grouped = rows / group * group;
+        take(0, grouped, group, wide);
+        take(grouped, rows, 1, c);
+        for (int64_t j = c; j < wide; ++j) acc[j % c] = F::f(acc[j % c], acc[j]);
         Out* y = at<Out>(job.data[0], offset[0]) + c0;
         for (int64_t j = 0; j < c; ++j) y[j] = finish(acc[j]);
       }

@@ -137,19 +137,19 @@ for _t in _TYPES:
     case("index_put", lambda x, v: x.index_put((_distinct(v),), v), _t, x=f"{_t}: 20 3", v=f"{_t}: n 3", n=N)
 for _t in ("f32", "f64", "i64 big", "i32", "i16", "i8", "u8", "bool"):
     case(
-        "index_put",
+        "index_add",
         lambda x, i, v: x.index_put((i,), v, accumulate=True),
-        f"accumulate {_t}",
+        _t,
         x=f"{_t}: 5 3",
         i="i64 <5: n",
         v=f"{_t}: n 3",
         n=N,
     )
-case("index_put", lambda x, i, v: x.index_add(1, i, v), "index_add", x="b 5 3", i="i64 <5: n", v="b n 3", n=N, b=B)
+case("index_add", lambda x, i, v: x.index_add(1, i, v), "along a dim", x="b 5 3", i="i64 <5: n", v="b n 3", n=N, b=B)
 case(
-    "index_put",
+    "index_add",
     lambda x, i, j, v: x.index_put((i, j - 2), v, accumulate=True),
-    "accumulate two",
+    "two",
     x="5 4",
     i="i64 <5: n",
     j="i64 <4: n",
@@ -157,27 +157,27 @@ case(
     n=N,
 )
 case(
-    "index_put",
+    "index_add",
     lambda x, i, v: x.index_put((i,), v, accumulate=True),
-    "accumulate many",
+    "many",
     x="50",
     i="i64 <50: n",
     v="n",
     n=(1, 20000, 40, 20000),
 )
 case(
-    "index_put",
+    "index_add",
     lambda x, i, v: x.index_put((i,), v, accumulate=True),
-    "accumulate many rows",
+    "many rows",
     x="5 300",
     i="i64 <5: n",
     v="n 300",
     n=(1, 200, 40, 200),
 )
 case(
-    "index_put",
+    "index_add",
     lambda x, i, v: x.index_put((i,), v, accumulate=True),
-    "accumulate one",
+    "one",
     x="5 3",
     i="i64 <5: n",
     v="",

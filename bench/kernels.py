@@ -1,0 +1,341 @@
+"""What does each op of the engine cost on a million elements, against torch eager with the same threads?
+
+    python bench/kernels.py [--csv bench/kernels.csv] [--only NAME …] [--threads 2]
+
+A row is one op in one form: a Program of that node, run by the engine without ExecuTorch. Torch computes what
+`keepdim.reference` says the op means, made contiguous as a Program's results are. The two are interleaved; the best
+of each counts. Above 3 a kernel is not finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from keepdim import _native, reference
+from keepdim.contract import DTYPES, Contract, Spec
+from keepdim.dims import Dim
+from keepdim.program import Node, Program, Value
+
+LIMIT = 3.0  # a row above it is flagged
+SIDE = 1024
+SQUARE = f"{SIDE} {SIDE}"
+DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
+
+
+@dataclass
+class Form:
+    """One op with operands: "dtype rule: dims", where a rule is `<limit` for indices, or `t` for a transposed view."""
+
+    op: str
+    form: str
+    ins: tuple[str, ...]
+    out: str
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}, {self.form}" if self.form else self.op
+
+
+def spec(text: str) -> tuple[torch.dtype, str, list[int]]:
+    """A dtype (f32 when there is none), a rule, dims."""
+    head, _, dims = text.rpartition(":")
+    dtype, _, rule = head.partition(" ")
+    return DTYPE_OF[dtype or "f32"], rule, [int(d) for d in dims.split()]
+
+
+def make(text: str) -> torch.Tensor:
+    dtype, rule, dims = spec(text)
+    if rule.startswith("<"):
+        return torch.randint(0, int(rule[1:]), dims).to(dtype)
+    if dtype == torch.bool:
+        return torch.rand(dims) > 0.5
+    if not dtype.is_floating_point:
+        return torch.randint(1, 100, dims).to(dtype)
+    return (torch.rand(dims) * 0.9 + 0.05).to(dtype)  # inside the domain of every function
+
+
+# ---------------------------------------------------------------- the forms
+FORMS: list[Form] = []
+
+
+def form(op: str, name: str, *ins: str, out: str | None = None, **attrs: Any) -> None:
+    FORMS.append(Form(op, name, ins, out if out is not None else ins[0], attrs))
+
+
+def elementwise() -> None:
+    one = """abs neg sign relu reciprocal ceil floor round trunc sqrt rsqrt exp expm1 log log1p log2 log10 sin cos tan
+        asin acos atan sinh cosh asinh atanh tanh erf sigmoid silu hardsigmoid hardswish gelu""".split()
+    for op in one:
+        form(op, "", SQUARE)
+        form(op, "transposed", f"f32 t: {SQUARE}", out=SQUARE)
+    for op in ("abs", "exp", "sigmoid"):
+        for t in ("f16", "bf16", "f64"):
+            form(op, t, f"{t}: {SQUARE}")
+    form("acosh", "", SQUARE)
+    form("exp2", "", SQUARE)
+    form("erfc", "", SQUARE)
+    form("gelu", "tanh", SQUARE, approximate="tanh")
+    form("leaky_relu", "", SQUARE, negative_slope=0.1)
+    form("elu", "", SQUARE, alpha=1.5)
+    form("softplus", "", SQUARE, beta=1.0, threshold=20.0)
+    form("clamp", "", SQUARE, min=0.2, max=0.8)
+    form("swiglu", "", SQUARE, SQUARE)
+    two = "add sub mul div div_floor div_trunc fmod remainder pow atan2 maximum minimum".split()
+    for op in two:
+        form(op, "", SQUARE, SQUARE)
+        form(op, "a number", SQUARE, other=0.7)
+        form(op, "a row", SQUARE, f"{SIDE}", out=SQUARE)
+        form(op, "a column", SQUARE, f"{SIDE} 1", out=SQUARE)
+        form(op, "transposed", f"f32 t: {SQUARE}", SQUARE, out=SQUARE)
+    for op in ("add", "mul", "div_floor", "remainder", "maximum"):
+        for t in ("i64", "i32", "f16", "u8"):
+            form(op, t, f"{t}: {SQUARE}", f"{t}: {SQUARE}")
+    for op in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"):
+        form(op, "i64", f"i64 <40: {SQUARE}", f"i64 <8: {SQUARE}", out=f"i64: {SQUARE}")
+    for op in ("eq", "ne", "lt", "le", "gt", "ge"):
+        form(op, "", SQUARE, SQUARE, out=f"bool: {SQUARE}")
+        form(op, "i64 and a number", f"i64: {SQUARE}", out=f"bool: {SQUARE}", other=50)
+    form("where", "", f"bool: {SQUARE}", SQUARE, SQUARE, out=SQUARE)
+    form("where", "a row", f"bool: {SIDE}", SQUARE, SQUARE, out=SQUARE)
+    form("where", "a number", f"bool: {SQUARE}", SQUARE, "", out=SQUARE)
+
+
+def reductions() -> None:
+    for op in ("sum", "mean", "prod", "amax", "amin", "var"):
+        more = {"correction": 1} if op == "var" else {}
+        form(op, "rows", SQUARE, out=f"{SIDE}", dims=[1], **more)
+        form(op, "columns", SQUARE, out=f"{SIDE}", dims=[0], **more)
+        form(op, "whole", SQUARE, out="", dims=[0, 1], **more)
+        form(op, "middle", "64 256 64", out="64 64", dims=[1], **more)
+        form(op, "short rows", "65536 16", out="65536", dims=[1], **more)
+        form(op, "few columns", "262144 4", out="4", dims=[0], **more)
+    for t in ("i64", "i32", "f64", "f16"):
+        form("sum", f"{t} rows", f"{t}: {SQUARE}", out=f"{t}: {SIDE}", dims=[1])
+        form("amax", f"{t} rows", f"{t}: {SQUARE}", out=f"{t}: {SIDE}", dims=[1])
+    for op in ("any", "all"):
+        form(op, "rows", f"bool: {SQUARE}", out=f"bool: {SIDE}", dims=[1])
+        form(op, "whole", f"bool: {SQUARE}", out="bool: ", dims=[0, 1])
+    for op in ("argmax", "argmin"):
+        form(op, "rows", SQUARE, out=f"i64: {SIDE}", dims=[1])
+        form(op, "columns", SQUARE, out=f"i64: {SIDE}", dims=[0])
+        form(op, "whole", SQUARE, out="i64: ", dims=[0, 1])
+        form(op, "i64 rows", f"i64: {SQUARE}", out=f"i64: {SIDE}", dims=[1])
+    for op in ("softmax", "log_softmax", "cumsum", "cumprod"):
+        form(op, "rows", SQUARE, dim=1)
+        form(op, "columns", SQUARE, dim=0)
+        form(op, "middle", "64 256 64", dim=1)
+        form(op, "short rows", "65536 16", dim=1)
+    form("cumsum", "i64 rows", f"i64: {SQUARE}", dim=1)
+    form("cumsum", "one row", "1048576", dim=0)
+    form("softmax", "f16 rows", f"f16: {SQUARE}", dim=1)
+    form("layer_norm", "", SQUARE, f"{SIDE}", f"{SIDE}", eps=1e-5, axes=1)
+    form("layer_norm", "short rows", "16384 64", "64", "64", eps=1e-5, axes=1)
+    form("rms_norm", "", SQUARE, f"{SIDE}", eps=1e-5, axes=1)
+    for t in ("f32", "f64", "i64", "i32", "f16"):
+        form("argsort", f"{t} rows", f"{t}: {SQUARE}", out=f"i64: {SQUARE}", dim=1)
+    form("argsort", "one row", "1048576", out="i64: 1048576", dim=0)
+    form("argsort", "columns", SQUARE, out=f"i64: {SQUARE}", dim=0)
+    form("argsort", "the first 10", SQUARE, out=f"i64: {SIDE} 10", dim=1, descending=True)
+    form("argsort", "the first 10 of one row", "1048576", out="i64: 10", dim=0, descending=True)
+
+
+def positions() -> None:
+    rows, columns = f"i64 <{SIDE}: {SIDE}", f"i64 <{SIDE}: {SQUARE}"
+    form("embedding", "", SQUARE, rows, out=SQUARE)
+    form("embedding", "short rows", "4096 16", "i64 <4096: 65536", out="65536 16")
+    form("index_select", "rows", SQUARE, rows, out=SQUARE, dim=0)
+    form("index_select", "columns", SQUARE, rows, out=SQUARE, dim=1)
+    form("index", "rows", SQUARE, rows, out=SQUARE, dims=[0])
+    form("index", "columns", SQUARE, rows, out=SQUARE, dims=[1])
+    form("index", "both", SQUARE, columns, columns, out=SQUARE, dims=[0, 1])
+    form("gather", "along rows", SQUARE, columns, out=SQUARE, dim=1)
+    form("gather", "along columns", SQUARE, columns, out=SQUARE, dim=0)
+    for op in ("index_put", "index_add"):
+        form(op, "rows", SQUARE, SQUARE, rows, dims=[0])
+        form(op, "columns", SQUARE, SQUARE, rows, dims=[1])
+        form(op, "both", SQUARE, SQUARE, columns, columns, dims=[0, 1])
+    form("scatter", "along rows", SQUARE, columns, SQUARE, dim=1)
+    form("scatter", "along columns", SQUARE, columns, SQUARE, dim=0)
+    for how in ("sum", "amax"):
+        form("scatter_reduce", f"{how} along rows", SQUARE, columns, SQUARE, dim=1, reduce=how)
+        form("scatter_reduce", f"{how} along columns", SQUARE, columns, SQUARE, dim=0, reduce=how)
+    form("scatter_reduce", "sum of one row", "1024", "i64 <1024: 1048576", "1048576", dim=0, reduce="sum")
+
+
+def shapes() -> None:
+    form("cast", "f32 to f16", SQUARE, out=f"f16: {SQUARE}")
+    form("cast", "f16 to f32", f"f16: {SQUARE}", out=SQUARE)
+    form("cast", "f32 to bf16", SQUARE, out=f"bf16: {SQUARE}")
+    form("cast", "bf16 to f32", f"bf16: {SQUARE}", out=SQUARE)
+    form("cast", "f32 to i64", SQUARE, out=f"i64: {SQUARE}")
+    form("cast", "i64 to f32", f"i64: {SQUARE}", out=SQUARE)
+    form("cast", "bool to f32", f"bool: {SQUARE}", out=SQUARE)
+    form("cast", "f32 to bool", SQUARE, out=f"bool: {SQUARE}")
+    form("reshape", "", SQUARE, out="1048576")
+    form("reshape", "of a transpose", f"f32 t: {SQUARE}", out="1048576")
+    form("permute", "transpose", SQUARE, dims=[1, 0])
+    form("permute", "heads", "256 8 512", out="8 256 512", dims=[1, 0, 2])
+    form("permute", "heads, small", "4096 16 16", out="16 4096 16", dims=[1, 0, 2])
+    form("permute", "channels last", "4 64 64 64", out="4 64 64 64", dims=[0, 2, 3, 1])
+    form("permute", "small inner dim", "512 512 4", out="4 512 512", dims=[2, 0, 1])
+    form("permute", "u8", f"u8: {SQUARE}", dims=[1, 0])
+    form("expand", "a row", f"{SIDE}", out=SQUARE)
+    form("expand", "a column", f"{SIDE} 1", out=SQUARE)
+    form("slice", "columns", f"{SIDE} {2 * SIDE}", out=SQUARE, dim=1, start=7, step=1)
+    form("slice", "every second", f"{SIDE} {2 * SIDE}", out=SQUARE, dim=1, start=0, step=2)
+    form("select", "", "1024 1024 2", out=SQUARE, dim=2, index=1)
+    form("slice_scatter", "", SQUARE, f"{SIDE} 512", dim=1, start=100, step=1)
+    form("cat", "rows", f"512 {SIDE}", f"512 {SIDE}", out=SQUARE, dim=0)
+    form("cat", "columns", f"{SIDE} 512", f"{SIDE} 512", out=SQUARE, dim=1)
+    form("cat", "narrow columns", "262144 2", "262144 2", out="262144 4", dim=1)
+    form("diagonal", "", "128 128 4096", out="4096 128", offset=0, dims=[0, 1])
+    form("unfold", "", "1024 1026", out="1024 1024 3", dim=1, step=1)
+    form("as_strided", "", "1050000", out="1024 1024", strides=[1025, 1], offset=0)
+    form("flip", "rows", SQUARE, dims=[0])
+    form("flip", "columns", SQUARE, dims=[1])
+    form("tril", "", SQUARE, diagonal=0)
+    form("triu", "", SQUARE, diagonal=1)
+    form("arange", "i64", out="i64: 1048576", start=0, step=1)
+    form("arange", "f32", out="1048576", start=0, step=1)
+    form("full", "f32", out=SQUARE, value=1.5)
+    form("full", "i64", out=f"i64: {SQUARE}", value=7)
+    form("full", "bool", out=f"bool: {SQUARE}", value=1)
+
+
+def products() -> None:
+    form("linear", "", "128 1024", "1024 1024", out="128 1024")
+    form("matmul", "", "8 128 128", "8 128 128")
+    form("sdpa", "", "1 8 128 64", "1 8 128 64", "1 8 128 64", scale=0.125)
+    form("rope", "", "8 256 128", "256 128", "256 128", out="8 256 128")
+
+
+# ---------------------------------------------------------------- running
+def attr(v: Any) -> Any:
+    if isinstance(v, list):
+        return tuple(Dim.const(d) for d in v)
+    return v if isinstance(v, (bool, float, str)) else Dim.const(v)
+
+
+def program(f: Form) -> Program:
+    """The node alone; before it a view where an operand is transposed."""
+    inputs, values, nodes, ins = [], [], [], []
+    for k, text in enumerate(f.ins):
+        dtype, _, dims = spec(text)
+        inputs.append(Spec(f"x{k}", DTYPES[dtype], tuple(map(Dim.const, dims))))
+    for k, text in enumerate(f.ins):
+        dtype, rule, dims = spec(text)
+        ins.append(k)
+        if rule == "t":
+            turned = tuple(map(Dim.const, reversed(dims)))
+            values.append(Value(f"t{k}", DTYPES[dtype], turned, "temp"))
+            ins[-1] = len(inputs) + len(values) - 1
+            nodes.append(Node("permute", (k,), (ins[-1],), {"dims": attr(list(range(len(dims)))[::-1])}))
+    dtype, _, dims = spec(f.out)
+    out = Spec("y", DTYPES[dtype], tuple(map(Dim.const, dims)))
+    values.append(Value("y", out.dtype, out.dims, "temp"))
+    result = len(inputs) + len(values) - 1
+    nodes.append(Node(f.op, tuple(ins), (result,), {k: attr(v) for k, v in f.attrs.items()}))
+    return Program(Contract((), tuple(inputs), (), (out,)), tuple(values), tuple(nodes), (result,))
+
+
+def eager(f: Form, tensors: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """What the op means in torch, as a tensor of its own."""
+    views = [t.t() if spec(text)[1] == "t" else t for t, text in zip(tensors, f.ins, strict=True)]
+    dtype, _, dims = spec(f.out)
+    call = reference.Call(list(views), dict(f.attrs), dims, dtype)
+    meaning = reference.meaning(f.op)
+    assert meaning is not None
+    if f.op == "argsort":  # torch's own ways, which promise less
+        meaning = _order if dims == list(views[0].shape) else _first
+
+    def run() -> torch.Tensor:
+        y = meaning(call)
+        owned = y.is_contiguous() and all(y.data_ptr() != t.data_ptr() for t in tensors)
+        return y if owned else y.clone(memory_format=torch.contiguous_format)
+
+    return run
+
+
+def _order(c: reference.Call) -> torch.Tensor:
+    return torch.argsort(c.ins[0], c.attrs["dim"], c.attrs.get("descending", False))
+
+
+def _first(c: reference.Call) -> torch.Tensor:
+    dim = c.attrs["dim"]
+    return torch.topk(c.ins[0], c.dims[dim], dim, c.attrs.get("descending", False))[1]
+
+
+def as_array(t: torch.Tensor) -> Any:
+    return t.view(torch.uint16).numpy() if t.dtype == torch.bfloat16 else t.numpy()
+
+
+def measure(f: Form, seconds: float, clock: Callable[[], float]) -> tuple[float, float]:
+    """The best time of each, in microseconds; both in every round."""
+    tensors = [make(text) for text in f.ins]
+    delegate = _native.Delegate("ggml", program(f).to_json(), {})
+    arrays = [as_array(t) for t in tensors]
+    torch_run = eager(f, tensors)
+    got, want = torch.from_numpy(delegate.run(arrays)[0]), torch_run()
+    close = got.dtype != want.dtype or torch.allclose(got, want, rtol=1e-2, atol=1e-2, equal_nan=True)
+    if not close and f.op not in ("argsort", "scatter", "index_put"):  # which of equals, and what is written twice
+        raise SystemExit(f"{f.name}: differs from torch")
+    best = [float("inf")] * 2
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < 3 or time.perf_counter() < end:
+        for k, run in enumerate((lambda: delegate.run(arrays), torch_run)):
+            start = clock()
+            run()
+            best[k] = min(best[k], (clock() - start) * 1e6)
+        rounds += 1
+    return best[0], best[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--only", nargs="*", help="ops")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=0.3, help="for one form")
+    args = parser.parse_args()
+    for family in (elementwise, reductions, positions, shapes, products):
+        family()
+    torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
+    _native.set_options(threads=args.threads)
+    # One thread is timed by its own clock, which others on a busy machine do not move.
+    clock = time.thread_time if args.threads == 1 else time.perf_counter
+    rows = []
+    for f in FORMS:
+        if not args.only or f.op in args.only:
+            ours, theirs = measure(f, args.seconds, clock)
+            rows.append((f.name, ours / theirs, ours, theirs))
+    rows.sort(key=lambda r: -r[1])
+    for name, ratio, ours, theirs in rows:
+        print(f"{name:40} {ratio:7.2f} {'<-' if ratio > LIMIT else '  '} {ours:10.0f} us {theirs:10.0f} us")
+    missing = sorted(set(_native.engines()["ggml"]) - {f.op for f in FORMS})
+    over = sum(r[1] > LIMIT for r in rows)
+    print(f"{len(rows)} forms, {over} above {LIMIT:g}; without a form: {', '.join(missing) or 'none'}")
+    if args.csv:
+        with args.csv.open("w", newline="") as out:
+            w = csv.writer(out, lineterminator="\n")
+            w.writerow(["form", "ours / eager", "ours us", "eager us", "threads", "torch", "machine"])
+            for name, ratio, ours, theirs in rows:
+                machine = f"{platform.machine()}, {platform.system()}"
+                w.writerow(
+                    [name, f"{ratio:.2f}", f"{ours:.0f}", f"{theirs:.0f}", args.threads, torch.__version__, machine]
+                )
+
+
+if __name__ == "__main__":
+    main()
