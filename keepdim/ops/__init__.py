@@ -48,4 +48,7 @@ WHOLE = (
     aten.gru.input,
     aten.rnn_tanh.input,
     aten.rnn_relu.input,
+    aten.mv.default,
+    aten.dot.default,
+    aten.baddbmm.default,
 )  # fmt: skip
