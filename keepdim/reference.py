@@ -166,7 +166,126 @@ def rotate_half(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), -1)
 
 
+# ---------------------------------------------------------------- windows
+def _by_rank(name: str, rank: int) -> Callable[..., Any]:
+    return getattr(F, f"{name}{rank}d")
+
+
+def _conv(c: Call) -> torch.Tensor:
+    x, w, rank = c.ins[0], c.ins[1], c.ins[0].dim() - 2
+    stride, pad, dilation = (c.attrs[k] for k in ("stride", "padding", "dilation"))
+    more = [0] * rank  # of a transposed one: what the result's size says beyond the formula
+    if c.attrs["transposed"]:
+        for d in range(rank):
+            least = (x.size(d + 2) - 1) * stride[d] - 2 * pad[d] + dilation[d] * (w.size(d + 2) - 1) + 1
+            more[d] = c.dims[d + 2] - least
+    rest = (c.attrs["transposed"], more, c.attrs["groups"])
+    return torch.ops.aten.convolution(x, w, c.operand(2), stride, pad, dilation, *rest)
+
+
+def _window(c: Call) -> tuple[int, dict[str, Any]]:
+    """The rank of a pool's window, and its arguments; the result's size says whether it is rounded up."""
+    kernel, stride, pad = (list(c.attrs[k]) for k in ("kernel", "stride", "padding"))
+    dilation, rank = list(c.attrs.get("dilation", [1] * len(kernel))), len(kernel)
+    sizes = c.ins[0].shape[-rank:]
+    down = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, p, d, k, s in zip(sizes, pad, dilation, kernel, stride, strict=True)
+    ]
+    given = {"kernel_size": kernel, "stride": stride, "padding": pad, "ceil_mode": down != c.dims[-rank:]}
+    return rank, given | ({"dilation": dilation} if "dilation" in c.attrs else {})
+
+
+def _max_pool(place: bool) -> Meaning:
+    def call(c: Call) -> Any:
+        rank, given = _window(c)
+        return _by_rank("max_pool", rank)(c.ins[0], **given, return_indices=True)[int(place)]
+
+    return call
+
+
+def _avg_pool(c: Call) -> Any:
+    rank, given = _window(c)
+    divisor = {"divisor_override": c.attrs["divisor"]} if "divisor" in c.attrs else {}
+    return _by_rank("avg_pool", rank)(c.ins[0], **given, count_include_pad=c.attrs["count_include_pad"], **divisor)
+
+
+def _adaptive(name: str, place: int | None = None) -> Meaning:
+    def call(c: Call) -> Any:
+        rank = c.attrs["axes"]
+        more = {} if place is None else {"return_indices": True}
+        y = _by_rank(name, rank)(c.ins[0], c.dims[-rank:], **more)
+        return y if place is None else y[place]
+
+    return call
+
+
+def _pad(c: Call) -> torch.Tensor:
+    before = c.attrs["before"]
+    first = len(c.dims) - len(before)
+    pads: list[int] = []
+    for d, b in reversed(list(enumerate(before, first))):
+        pads += [b, c.dims[d] - c.ins[0].size(d) - b]
+    value = {"value": c.attrs["value"]} if c.attrs["mode"] == "constant" else {}
+    return F.pad(c.ins[0], pads, c.attrs["mode"], **value)
+
+
+def _resize(name: str, c: Call, *more: Any) -> Any:
+    """By the scale factors where they are given, to the result's size otherwise."""
+    factors = [c.attrs[f"scale_{d}"] for d in range(len(c.dims) - 2) if f"scale_{d}" in c.attrs]
+    f = getattr(torch.ops.aten, name).vec
+    return f(c.ins[0], None if factors else c.dims[2:], *more, factors or None)
+
+
+def _nearest(c: Call) -> Any:
+    return _resize(f"{'_upsample_nearest_exact' if c.attrs['exact'] else 'upsample_nearest'}{len(c.dims) - 2}d", c)
+
+
+def _resample(c: Call) -> Any:
+    names = {("linear", 3): "linear1d", ("linear", 4): "bilinear2d", ("linear", 5): "trilinear3d"}
+    name = names.get((c.attrs["mode"], len(c.dims)), "bicubic2d")
+    return _resize(f"upsample_{name}", c, c.attrs["align_corners"])
+
+
+def _batch_norm(c: Call) -> torch.Tensor:
+    x, weight, bias, mean, var = (c.operand(i) for i in range(5))
+    return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, c.attrs["eps"], False)
+
+
+# ---------------------------------------------------------------- recurrent layers
+def _scan(step: Callable[..., Any]) -> Meaning:
+    """Steps over the first dim, from its end where `reverse` says so; gates of the input are given."""
+
+    def call(c: Call) -> torch.Tensor:
+        gates, w, bias = c.ins[0], c.ins[1], c.operand(2)
+        state = [s for s in c.ins[3:] if s is not None]
+        out = torch.empty(c.dims, dtype=c.dtype)
+        order = range(gates.size(0))
+        for t in reversed(order) if c.attrs.get("reverse") else order:
+            state = step(gates[t], F.linear(state[0], w, bias), state)
+            for k, s in enumerate(state):
+                (out[k] if len(state) > 1 else out)[t] = s
+        return out
+
+    return call
+
+
+def _lstm(x: torch.Tensor, h: torch.Tensor, state: list[torch.Tensor]) -> list[torch.Tensor]:
+    i, f, g, o = (x + h).chunk(4, -1)
+    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return [o.sigmoid() * cell.tanh(), cell]
+
+
+def _gru(x: torch.Tensor, h: torch.Tensor, state: list[torch.Tensor]) -> list[torch.Tensor]:
+    (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), h.chunk(3, -1)
+    z, n = (xz + hz).sigmoid(), (xn + (xr + hr).sigmoid() * hn).tanh()
+    return [(1 - z) * n + z * state[0]]
+
+
 MEANING: dict[str, Meaning] = {
+    "adaptive_avg_pool": _adaptive("adaptive_avg_pool"),
+    "adaptive_max_pool": _adaptive("adaptive_max_pool", 0),
+    "adaptive_max_pool_index": _adaptive("adaptive_max_pool", 1),
     "all": _reduce(torch.all),
     "amax": _reduce(torch.amax),
     "amin": _reduce(torch.amin),
@@ -177,8 +296,11 @@ MEANING: dict[str, Meaning] = {
     "argsort": _argsort,
     "as_strided": lambda c: torch.as_strided(c.ins[0].contiguous(), c.dims, c.attrs["strides"], c.attrs["offset"]),
     "atan2": _with_tensor(torch.atan2),
+    "avg_pool": _avg_pool,
+    "batch_norm": _batch_norm,
     "cast": lambda c: c.ins[0].to(c.dtype),
     "cat": lambda c: torch.cat(c.ins, c.attrs["dim"]),
+    "conv": _conv,
     "diagonal": lambda c: torch.diagonal(c.ins[0], c.attrs["offset"], *c.attrs["dims"]),
     "div_floor": _divide("floor"),
     "div_trunc": _divide("trunc"),
@@ -186,18 +308,28 @@ MEANING: dict[str, Meaning] = {
     "expand": lambda c: c.ins[0].expand(c.dims),
     "full": lambda c: torch.full(c.dims, c.attrs["value"], dtype=c.dtype),
     "gather": lambda c: torch.gather(c.ins[0], c.attrs["dim"], c.ins[1].long()),
+    "group_norm": lambda c: F.group_norm(c.ins[0], c.attrs["groups"], c.operand(1), c.operand(2), c.attrs["eps"]),
+    "gru_scan": _scan(_gru),
     "index": lambda c: torch.ops.aten.index(c.ins[0], _indices(c, 1)),
     "index_add": _index_put(accumulate=True),
     "index_put": _index_put(accumulate=False),
     "index_select": lambda c: torch.index_select(c.ins[0], c.attrs["dim"], c.ins[1]),
     "layer_norm": _norm(F.layer_norm),
     "linear": _linear,
+    "lstm_scan": _scan(_lstm),
+    "max_pool": _max_pool(place=False),
+    "max_pool_index": _max_pool(place=True),
     "maximum": _with_tensor(torch.maximum),
     "mean": _reduce(torch.mean, typed=True),
     "minimum": _with_tensor(torch.minimum),
+    "nearest": _nearest,
+    "pad": _pad,
     "prod": _prod,
+    "resample": _resample,
     "reshape": lambda c: c.ins[0].reshape(c.dims),
     "rms_norm": _norm(F.rms_norm),
+    "rnn_relu_scan": _scan(lambda x, h, state: [(x + h).relu()]),
+    "rnn_tanh_scan": _scan(lambda x, h, state: [(x + h).tanh()]),
     "rope": lambda c: c.ins[0] * c.ins[1] + rotate_half(c.ins[0]) * c.ins[2],
     "scatter": lambda c: torch.scatter(c.ins[0], c.attrs["dim"], c.ins[1].long(), c.ins[2]),
     "scatter_reduce": _scatter_reduce,

@@ -50,6 +50,7 @@ class Engine {
   virtual std::unique_ptr<Plan> build(const int64_t* sizes, size_t memory_limit) = 0;
   virtual void run(Plan& plan, const Call& call) = 0;
   virtual size_t arena_bytes() const = 0;
+  virtual size_t packed_bytes() const { return 0; }  // of weights in the engine's own layout
 };
 
 struct EngineInfo {

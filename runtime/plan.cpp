@@ -295,6 +295,7 @@ Counters Delegate::counters() const {
   c.plans = cache_.size();
   c.plan_bytes = cache_.bytes();
   c.arena_bytes = engine_->arena_bytes();
+  c.packed_bytes = engine_->packed_bytes();
   return c;
 }
 

@@ -19,7 +19,7 @@ struct Counters {
   std::string engine;
   uint64_t calls = 0;
   uint64_t built = 0, reused = 0, evicted = 0;
-  uint64_t plans = 0, plan_bytes = 0, arena_bytes = 0, weight_bytes = 0;
+  uint64_t plans = 0, plan_bytes = 0, arena_bytes = 0, weight_bytes = 0, packed_bytes = 0;
 };
 
 // Plans by the values of the dims that building reads. The whole key is compared; least recently used go first.

@@ -398,6 +398,7 @@ nb::dict counters_dict(const Counters& c) {
   out["plans"] = c.plans;
   out["plan_bytes"] = c.plan_bytes;
   out["arena_bytes"] = c.arena_bytes;
+  out["packed_bytes"] = c.packed_bytes;
   out["weight_bytes"] = c.weight_bytes;
   return out;
 }

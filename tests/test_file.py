@@ -212,18 +212,20 @@ def anonymous_bytes():
 
 
 def test_weights_are_mapped_and_aligned(tmp_path):
-    """A weight of 64 MiB costs no memory but the file's own pages, and lies at a multiple of 64."""
+    """A weight of 64 MiB costs no memory but the file's own pages, and lies at a multiple of 64; one of a product is
+    packed once, and counted."""
     path, size = tmp_path / "large.pte", 4096
-    model = nn.Linear(size, size, bias=False).eval()
-    x = torch.randn(2, size)
-    with torch.no_grad():
-        expected = model(x)
-    keepdim.lower(model, (x,), dynamic_shapes=({0: Dim("batch", min=1, max=4)},)).save(path)
+    x = torch.tensor([5, 4095])
+    table = nn.Embedding(size, size).eval().requires_grad_(False)
+    keepdim.lower(table, (x,), dynamic_shapes=({0: Dim("batch", min=1, max=4)},)).save(path)
     (weight,) = pte.check(path, weights=True).weights
     assert weight.size == size * size * 4 and weight.offset % 64 == 0
     before = anonymous_bytes()
     module = keepdim.load(path)
     result = module(x)
     assert anonymous_bytes() - before < weight.size // 4
-    assert [c["weight_bytes"] for c in module.counters()] == [weight.size]
-    torch.testing.assert_close(result, expected, rtol=0, atol=1e-4)  # sums of 4096 products in another order
+    (counters,) = module.counters()
+    assert (counters["weight_bytes"], counters["packed_bytes"]) == (weight.size, 0)
+    assert torch.equal(result, table(x))
+    linear = keepdim.lower(nn.Linear(64, 64, bias=False), (torch.randn(2, 64),))
+    assert [(c["weight_bytes"], c["packed_bytes"]) for c in linear.counters()] == [(64 * 64 * 4, 64 * 64 * 4)]

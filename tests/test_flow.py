@@ -140,9 +140,7 @@ def test_a_loop_starts_anew_after_a_call_that_failed() -> None:
         x, i = R(n, 3), torch.randint(0, 3, (n, 2))
         bad = i.clone()
         bad[2, 1] = 9
-        with pytest.raises(
-            KeepdimError, match=r"kernel aten::gather.out refused its operands at instruction 0:\d+: .*"
-        ):
+        with pytest.raises(KeepdimError, match="gather .* index 9 is out of range 0..2"):
             m(x, bad)
         torch.testing.assert_close(m(x, i), model(x, i))
 

@@ -74,7 +74,8 @@ class GgmlEngine final : public Engine {
     }
   }
 
-  size_t arena_bytes() const override { return arena_.bytes() + work_.bytes() + packed_bytes_; }
+  size_t arena_bytes() const override { return arena_.bytes() + work_.bytes(); }
+  size_t packed_bytes() const override { return packed_bytes_; }
 
  private:
   std::vector<const void*> load(const Weights& weights);

@@ -51,9 +51,10 @@ inline int64_t outer_count(const Loop& loop) {
   return rows;
 }
 
-// Calls body(n, offsets) for runs along the innermost dim, this thread's share of them; `work` is an element's.
+// Calls body(n, offsets) for runs along the innermost dim, this thread's share of them; `work` is an element's. Runs are
+// not split below `least` elements.
 template <class Body>
-void each_run(const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
+void each_run(const Loop& loop, int64_t work, int ith, int nth, Body&& body, int64_t least = 1) {
   const int last = loop.rank - 1;
   const int64_t n = loop.dims[last], rows = outer_count(loop);
   if (n <= 0 || rows <= 0) return;
@@ -61,7 +62,7 @@ void each_run(const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
     if (ith) return;
     nth = 1;
   }
-  const int64_t most = std::clamp<int64_t>(n * work / kGrain, 1, n);
+  const int64_t most = std::clamp<int64_t>(n * work / kGrain, 1, std::max<int64_t>(1, n / least));
   const int64_t parts = rows >= nth ? 1 : std::min<int64_t>((nth + rows - 1) / rows, most);
   const Span span = share(rows * parts, ith, nth);
   Odometer at(loop, last, span.begin / parts);

@@ -66,7 +66,7 @@ void reduce(ggml_tensor*, int ith, int nth, void* userdata) {
         Out* y = at<Out>(job.data[0], offset[0]) + c0;
         for (int64_t j = 0; j < c; ++j) y[j] = finish(acc[j]);
       }
-    });
+    }, kColumns);  // how few columns are grouped must not depend on the threads
     return;
   }
   each_row(kept, job.count, ith, nth, [&](int64_t, const int64_t* offset) {
