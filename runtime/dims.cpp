@@ -1,6 +1,7 @@
 #include "dims.h"
 
 #include <algorithm>
+#include <climits>
 
 namespace keepdim {
 
@@ -181,8 +182,8 @@ std::optional<DimId> DimTable::try_eval(const int64_t* symbols, size_t known, in
   return std::nullopt;
 }
 
-void DimTable::eval(const int64_t* symbols, size_t known, int64_t* out) const {
-  if (const auto id = try_eval(symbols, known, out)) {
+void DimTable::eval(const int64_t* symbols, int64_t* out) const {
+  if (const auto id = try_eval(symbols, INT_MAX, out)) {
     fail(Code::invalid_argument, "[bind] dim " + std::to_string(*id) + ": its value does not fit int64.");
   }
 }

@@ -42,8 +42,8 @@ class KEEPDIM_API DimTable {
   // Every dim that needs only the first `known` symbols, in order. `out` has room for size() values. Returns the first
   // dim whose value does not fit int64.
   std::optional<DimId> try_eval(const int64_t* symbols, size_t known, int64_t* out) const;
-  // The same, with that as an error.
-  void eval(const int64_t* symbols, size_t known, int64_t* out) const;
+  // Every dim, with that as an error.
+  void eval(const int64_t* symbols, int64_t* out) const;
   // One dim, for sources that need it before all symbols are known.
   int64_t eval_one(DimId id, const int64_t* symbols) const;
   // "2*s + 1", with `names` for the symbols; the same text as Python's str(Dim), cut short where it is very long.

@@ -310,7 +310,7 @@ std::vector<int64_t> eval_dims(const nb::bytes& json, const std::vector<int64_t>
                                      std::to_string(symbols.size()) + ".");
   }
   std::vector<int64_t> out(c.dims.size());
-  c.dims.eval(symbols.data(), symbols.size(), out.data());
+  c.dims.eval(symbols.data(), out.data());
   return out;
 }
 

@@ -26,8 +26,11 @@ LEFT = {
     "complex numbers": "_fft_c2r _fft_r2c",
     "the size of the result is data": "nonzero masked_scatter",
     "reads data on the host": "_local_scalar_dense",
-    "an integer of a shape, no tensor": "sym_numel sym_size sym_storage_offset sym_stride",
-    "writes into a given tensor": "atan2.out",
+    "an integer or truth of a shape, no tensor": """sym_numel sym_size sym_storage_offset sym_stride
+        sym_is_contiguous""",
+    "writes into a given tensor": "atan2.out fill resize_",
+    "comes as another op": "adaptive_avg_pool1d avg_pool1d empty empty_strided",
+    "rare in inference, no row yet": "_cdist_forward _pdist_forward _embedding_bag col2im grid_sampler_2d",
 }
 
 INTRODUCTION = """\

@@ -29,8 +29,8 @@ WIDTH = {
 }
 
 # op: (operands, attributes, result); a shape is "dtype dims", a weight has a "!" before it
-UNARY = """neg abs sign relu reciprocal ceil floor round trunc sqrt rsqrt exp exp2 expm1 log log1p log2 log10 sin cos tan
-    asin acos atan sinh cosh asinh acosh atanh tanh erf erfc sigmoid silu hardsigmoid hardswish gelu""".split()
+UNARY = """neg abs sign relu reciprocal ceil floor round trunc sqrt rsqrt exp exp2 expm1 log log1p log2 log10 sin cos
+    tan asin acos atan sinh cosh asinh acosh atanh tanh erf erfc sigmoid silu hardsigmoid hardswish gelu""".split()
 BINARY = "add sub mul div div_floor div_trunc fmod remainder pow atan2 maximum minimum".split()
 BITS = "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift".split()
 OPS = {op: (["f32 s 8"], {}, "f32 s 8") for op in UNARY}

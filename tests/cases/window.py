@@ -66,7 +66,7 @@ case("max_pool", nn.MaxPool2d(2), x="b 3 h w", b=B, h=H, w=W)
 case("max_pool", nn.MaxPool2d(3, 2, 1), "padded", x="b 3 h w", b=B, h=N, w=W)
 case("max_pool", nn.MaxPool2d(3, 2, 1, ceil_mode=True), "ceil", x="b 3 h w", b=B, h=H, w=W)
 case("max_pool", nn.MaxPool2d((2, 3), (1, 2), (1, 0), (2, 1)), "each its own", x="b 3 h w", b=B, h=H, w=W)
-case("max_pool", nn.MaxPool2d(2, return_indices=True), "indices", x="b 3 h w", b=B, h=H, w=W)
+case("max_pool_index", nn.MaxPool2d(2, return_indices=True), "indices", x="b 3 h w", b=B, h=H, w=W)
 case("max_pool", nn.MaxPool2d(3, 2, 1, 2, True, True), "indices ceil dilation", x="b 3 h w", b=B, h=H, w=W)
 case("max_pool", nn.MaxPool2d(3, 1, 1, return_indices=True), "nan", x="f32 nan: b 3 5 w", b=B, w=W)
 case("max_pool", nn.MaxPool2d(2), "unbatched", x="3 h w", h=H, w=W)
@@ -102,7 +102,7 @@ case("adaptive_avg_pool", nn.AdaptiveAvgPool3d(2), "3d", x="b 3 d h w", b=B, d=D
 case("adaptive_avg_pool", lambda x: aten._adaptive_avg_pool3d(x, [2, 3, 4]), "3d core",
      x="b 3 d h w", b=B, d=D, h=H, w=W)  # fmt: skip
 case("adaptive_max_pool", nn.AdaptiveMaxPool1d(3), "1d", x="b 3 w", b=B, w=W)
-case("adaptive_max_pool", nn.AdaptiveMaxPool2d((3, 2), return_indices=True), x="b 3 h w", b=B, h=H, w=W)
+case("adaptive_max_pool_index", nn.AdaptiveMaxPool2d((3, 2), return_indices=True), x="b 3 h w", b=B, h=H, w=W)
 case("adaptive_max_pool", nn.AdaptiveMaxPool2d(2), "nan", x="f32 nan: b 3 5 w", b=B, w=W)
 case("adaptive_max_pool", nn.AdaptiveMaxPool3d(2), "3d", x="b 3 d h w", b=B, d=D, h=H, w=W)
 

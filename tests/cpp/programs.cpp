@@ -62,7 +62,7 @@ void run_once(Delegate& delegate, int64_t step, Random& random) {
   const Contract& contract = delegate.program().contract;
   const std::vector<int64_t> symbols = pick_symbols(contract, step);
   std::vector<int64_t> values(contract.dims.size());
-  contract.dims.eval(symbols.data(), symbols.size(), values.data());
+  contract.dims.eval(symbols.data(), values.data());
   const size_t count = contract.inputs.size();
   std::vector<Argument> args(count, Argument{DType::integer});
   std::vector<std::vector<int64_t>> sizes(count);
@@ -97,7 +97,7 @@ void run_program(const std::string& text, Random& random, Report& report) {
     const Program program = Program::parse(text);
     const std::vector<int64_t> symbols = pick_symbols(program.contract, 0);
     std::vector<int64_t> values(program.contract.dims.size());
-    program.contract.dims.eval(symbols.data(), symbols.size(), values.data());
+    program.contract.dims.eval(symbols.data(), values.data());
     for (const Value& v : program.values) {
       if (v.kind == Value::Kind::temp || v.kind == Value::Kind::input) continue;
       weights[v.key].resize(bytes_of(program.contract, v.dtype, v.dims, values));

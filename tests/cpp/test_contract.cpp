@@ -45,7 +45,7 @@ TEST(results_are_bound_after_the_run) {
   const json contract = json::parse(R"({"version": 1, "contract": {
     "symbols": [{"name": "s", "lo": 1, "hi": 16, "source": {"kind": "size", "input": 0, "index": 0, "mul": 1, "add": 2}}],
     "data": [{"name": "u", "lo": 0, "hi": 64, "source": {"kind": "size", "input": 0, "index": 0, "mul": 1, "add": 2}}],
-    "dims": [["sym", 0], ["const", 1], ["const", 0], ["sym", 1], ["const", 4], ["mul", [0, 4]], ["mul", [1, 3]]],
+    "dims": [["sym", 0], ["const", 1], ["const", 0], ["sym", 1], ["const", 4], ["mul", [4, 0]], ["mul", [1, 3]]],
     "inputs": [{"name": "x", "dtype": "f32", "dims": [0, 4]}], "constraints": [],
     "outputs": [{"name": "y", "dtype": "f32", "dims": [3]}, {"name": "n", "dtype": "int", "dims": [3]}],
     "ensures": [{"lhs": 3, "cmp": "le", "rhs": 5}]}})");
