@@ -79,6 +79,7 @@ def _place(f: Callable[..., Any]) -> Meaning:
 
     def call(c: Call) -> torch.Tensor:
         x, dims = c.ins[0], c.attrs["dims"]
+        x = x.byte() if x.dtype == torch.bool else x
         kept = [d for d in range(x.dim()) if d not in dims]
         return f(x.permute(*kept, *dims).flatten(len(kept)) if dims else x.unsqueeze(-1), -1).reshape(c.dims)
 
