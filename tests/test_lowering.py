@@ -395,6 +395,15 @@ def test_a_transposed_example_is_not_baked_in() -> None:
         assert torch.equal(module(x), model(x))
 
 
+def test_an_op_that_gives_another_layout() -> None:
+    """An LSTM with the batch first gives its output transposed; the delegate does not."""
+    lstm = nn.LSTM(4, 6, batch_first=True)
+    model, module = lower(lambda m, x: m.lstm(x)[0], (torch.randn(3, 5, 4),), ({0: S(), 1: S(name="t")},), lstm=lstm)
+    for sizes in ((3, 5), (1, 1), (16, 7)):
+        x = torch.randn(*sizes, 4)
+        assert (module(x) - model(x)).abs().max() < TOLERANCE
+
+
 def test_reading_by_strides_is_refused_where_they_change() -> None:
     """as_strided means another thing on a contiguous copy."""
     with pytest.raises(KeepdimError, match="reads by strides"):
