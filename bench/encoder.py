@@ -21,7 +21,6 @@ import csv
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -69,12 +68,17 @@ def model() -> Any:
 
 
 def exported() -> Any:
-    import torch
     from torch.export import Dim, export
 
     dims = {0: Dim("batch", min=1, max=BATCH), 1: Dim("length", min=1, max=LENGTH)}
-    ids = torch.ones(2, 7, dtype=torch.int64)
-    return export(model(), (ids, ids), dynamic_shapes=(dims, dims))
+    return export(model(), example(), dynamic_shapes=(dims, dims))
+
+
+def example() -> tuple[Any, Any]:
+    """Two tensors: export takes one that is given twice for one input."""
+    import torch
+
+    return torch.ones(2, 7, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64)
 
 
 def of_torch(f: Callable[[Any, Any], Any]) -> Run:
@@ -142,7 +146,7 @@ def prepare_onnxruntime(folder: Path) -> None:
 
     wrapped = model()
     wrapped.encoder.set_attn_implementation("eager")
-    encoder, ids, plain, fused = wrapped.encoder, torch.ones(2, 7, dtype=torch.int64), folder / "plain.onnx", "ort.onnx"
+    encoder, plain = wrapped.encoder, folder / "plain.onnx"
 
     class Plain(torch.nn.Module):
         """`Pooled`, with the mask of rank 2 that the optimizer looks for."""
@@ -158,7 +162,7 @@ def prepare_onnxruntime(folder: Path) -> None:
 
     axes = {0: "batch", 1: "length"}
     torch.onnx.export(
-        Plain().eval(), (ids, ids), plain, dynamo=False, opset_version=17,
+        Plain().eval(), example(), plain, dynamo=False, opset_version=17,
         input_names=["ids", "mask"], output_names=["y"], dynamic_axes={"ids": axes, "mask": axes, "y": {0: "batch"}},
     )  # fmt: skip
     sizes = encoder.config
@@ -167,7 +171,7 @@ def prepare_onnxruntime(folder: Path) -> None:
     )
     fusions = done.get_fused_operator_statistics()
     assert fusions["Attention"] == sizes.num_hidden_layers, fusions
-    done.save_model_to_file(str(folder / fused))
+    done.save_model_to_file(str(folder / "ort.onnx"))
 
 
 def open_onnxruntime(folder: Path) -> Run:
@@ -212,10 +216,10 @@ PEERS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Run]]] = { 
 
 
 # ---------------------------------------------------------------- one peer, in processes of its own
-def resident() -> float:
-    """MiB of this process now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+def memory(field: str) -> float:
+    """MiB of this process: VmRSS now, VmHWM at most. (getrusage would count what the parent had before exec.)"""
+    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[field].split()[0]) / 2**10
 
 
 def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int) -> dict[str, Any]:
@@ -224,7 +228,7 @@ def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int) 
     start = time.perf_counter()
     run = PEERS[name][2](folder)
     load = time.perf_counter() - start
-    loaded, times, results = resident(), [], []
+    loaded, times, results = memory("VmRSS"), [], []
     for _ in range(1 + passes):
         results = []
         times.append([])
@@ -233,7 +237,7 @@ def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int) 
             y = run(ids, mask)
             times[-1].append(time.perf_counter() - start)
             results.append(numpy.array(y))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    peak = memory("VmHWM")
     numpy.save(folder / f"{name}.npy", numpy.concatenate(results))
     return {"load_s": load, "loaded_mib": loaded, "peak_mib": peak, "times": times}
 
@@ -310,6 +314,8 @@ def draw(path: Path) -> None:
             drawn = axis.barh(places, values, height, label=label, color=("#d08770", "#5e81ac")[-len(bars) :][i])
             axis.bar_label(drawn, [f"{v:.3g}" if v < 1000 else f"{v:.0f}" for v in values], padding=2, fontsize=7)
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("")
         axis.margins(x=0.15)
         axis.set_title(title, fontsize=9)
         axis.tick_params(labelsize=8)
