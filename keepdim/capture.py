@@ -23,9 +23,9 @@ from .contract import Contract, Symbol
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail, sentence
 from .reading import contract_of, read, unchecked
-from .recurrent import whole_layers
 from .rewrite import rewrite
 from .signature import Signature, Transport
+from .tracing import symbolic_sizes
 from .trials import EagerFails, WrongNumbers, compare, own, own_program, relax
 
 INT32_MAX = 2**31 - 1
@@ -86,7 +86,7 @@ def _export(
     mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
 ) -> ExportedProgram:
     try:
-        with fx_config.patch(backed_size_oblivious=mode.oblivious), whole_layers(), torch.no_grad():
+        with fx_config.patch(backed_size_oblivious=mode.oblivious), symbolic_sizes(), torch.no_grad():
             return export(model, args, kwargs, dynamic_shapes=shapes, strict=False,
                           prefer_deferred_runtime_asserts_over_guards=mode.deferred)  # fmt: skip
     except Exception as e:  # torch.export raises many kinds; all of them mean that this way is closed

@@ -39,8 +39,8 @@ from .partition import GgmlPartitioner, OpenShapeEnv, keep_open, restore_ranges
 from .program import Program
 from .propagate import settle
 from .reading import graph_modules, read, shape_env_of, to_constraints, to_dim
-from .recurrent import whole_layers
 from .signature import CONTRACT_METHOD
+from .tracing import symbolic_sizes
 
 # ExecuTorch runs these on sizes, but its check of the Edge dialect lists neither them nor rows beyond Core ATen.
 SIZE_FUNCTIONS = (torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite)
@@ -115,7 +115,7 @@ def _open(env: Any) -> Iterator[None]:
     """No stage decides a size; nor whether one is 1, when it traces the program again."""
     keep_open(env)
     try:
-        with fx_config.patch(backed_size_oblivious=True), whole_layers():
+        with fx_config.patch(backed_size_oblivious=True), symbolic_sizes():
             yield
     finally:
         if env is not None:

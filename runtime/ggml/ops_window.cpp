@@ -9,6 +9,7 @@
 namespace keepdim::ggml {
 namespace {
 
+constexpr int64_t kMaxTaps = 16;  // of windows that are added up tap by tap
 constexpr Attrs kConv = {{"stride", AttrKind::sizes, true},   {"padding", AttrKind::sizes, true},
                          {"dilation", AttrKind::sizes, true}, {"groups", AttrKind::size, true},
                          {"transposed", AttrKind::flag, true}};
@@ -60,6 +61,13 @@ void check_conv(Build& b, int rank, int64_t groups, bool transposed) {
     b.refuse("bias " + dims_text(b.in(2)) + " does not fit result " + dims_text(out) + ".");
 }
 
+// With the outputs for which the input at j * stride + offset is one of `size`.
+Tap tap_of(const Phase& phase, int64_t position, int64_t offset, int64_t size) {
+  const int64_t begin = offset >= 0 ? 0 : (phase.stride - 1 - offset) / phase.stride;
+  const int64_t end = offset >= size ? 0 : (size - 1 - offset) / phase.stride + 1;
+  return {position, offset, std::min(begin, phase.count), std::min(end, phase.count)};
+}
+
 // The taps of all phases of one spatial dim, in the order of the kernel.
 void add_phases(Build& b, ConvJob& job, int d, int64_t stride, int64_t padding, int64_t dilation, bool transposed) {
   const int64_t reach = dilation * (job.kernel[d] - 1) + 1;
@@ -83,7 +91,7 @@ void add_phases(Build& b, ConvJob& job, int d, int64_t stride, int64_t padding, 
     for (int64_t k = 0; k < job.kernel[d]; ++k) {
       const int64_t at = transposed ? p + padding - k * dilation : k * dilation - padding;
       if (transposed && at % stride) continue;
-      *taps++ = {k, transposed ? at / stride : at};
+      *taps++ = tap_of(phase, k, transposed ? at / stride : at, in);
       ++phase.taps;
     }
   }
@@ -101,6 +109,7 @@ Tensor conv(Build& b) {
   auto* job = b.make<ConvJob>();
   job->batch = x.dims[0];
   job->groups = groups;
+  job->transposed = transposed;
   job->channels = x.dims[1] / groups;
   job->rows = out.dims[1] / groups;
   take_space(x, rank, job->in);
@@ -165,6 +174,18 @@ Tensor pool(Build& b, Kernel kernel, PoolJob* job, int rank, Make&& make) {
   return out;
 }
 
+// Windows along the innermost dim as taps, where they are few enough for it.
+void add_row(Build& b, PoolJob& job, int64_t size, int64_t stride, int64_t padding) {
+  constexpr int last = kSpace - 1;
+  if (size > kMaxTaps) return;
+  job.row.stride = stride;
+  job.row.count = job.out[last];
+  job.row.taps = size;
+  auto* taps = b.table<Tap>(size);
+  for (int64_t k = 0; k < size; ++k) taps[k] = tap_of(job.row, k, k * job.step[last] - padding, job.in[last]);
+  job.row.tap = taps;
+}
+
 // Windows of one size at equal distances; they begin in the padding at the earliest, and reach over it.
 Tensor sliding_pool(Build& b, Kernel kernel) {
   const bool with_padding = b.flag("count_include_pad");
@@ -178,13 +199,15 @@ Tensor sliding_pool(Build& b, Kernel kernel) {
     std::copy(dilation.size, dilation.size + kSpace, job->step);
   }
   if (b.attr("divisor")) job->divisor = b.size("divisor");
-  return pool(b, kernel, job, rank, [&](int d, int64_t o) {
+  const Tensor out = pool(b, kernel, job, rank, [&](int d, int64_t o) {
     const int64_t begin = o * stride[d] - padding[d], step = job->step[d], in = job->in[d];
     const int64_t end = begin + (size[d] - 1) * step + 1, skipped = begin < 0 ? (-begin + step - 1) / step : 0;
     const Window inside{begin + skipped * step, std::min(end, in), 0};
     return Window{inside.begin, inside.end, with_padding ? std::min(end, in + padding[d]) - begin
                                                          : inside.end - inside.begin};
   });
+  if (out.buffer >= 0) add_row(b, *job, size[kSpace - 1], stride[kSpace - 1], padding[kSpace - 1]);
+  return out;
 }
 
 // Windows that share out the whole input.

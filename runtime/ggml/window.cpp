@@ -41,6 +41,18 @@ void gather_windows(const PoolJob& job, const T* x, const Window& z, const Windo
   for (int64_t d = z.begin; d < z.end; d += job.step[0])
     for (int64_t h = v.begin; h < v.end; h += job.step[1]) {
       const T* row = x + (d * job.in[1] + h) * job.in[2];
+      for (int64_t t = 0; t < job.row.taps; ++t) {
+        const Tap& tap = job.row.tap[t];
+        const T* from = row + tap.offset;
+        const int64_t stride = job.row.stride;
+        if (stride == 1)
+          for (int64_t j = tap.begin; j < tap.end; ++j) y[j] = F::f(y[j], from[j]);
+        else if (stride == 2)
+          for (int64_t j = tap.begin; j < tap.end; ++j) y[j] = F::f(y[j], from[2 * j]);
+        else
+          for (int64_t j = tap.begin; j < tap.end; ++j) y[j] = F::f(y[j], from[stride * j]);
+      }
+      if (job.row.taps) continue;
       for (int64_t j = 0; j < job.out[2]; ++j) {
         T a = y[j];
         for (int64_t w = windows[j].begin; w < windows[j].end; w += step) a = F::f(a, row[w]);

@@ -12,6 +12,7 @@ constexpr int kSpace = 3;
 // remainder of its stride, so that no zero is multiplied.
 struct Tap {
   int64_t position, offset;  // in the kernel; in the input
+  int64_t begin, end;        // the j for which that is inside
 };
 struct Phase {
   int64_t first = 0, step = 1, count = 0, stride = 1;
@@ -25,6 +26,7 @@ struct ConvJob : Job {  // images and result are contiguous
   int64_t w_group = 0, w_row = 0, w_channel = 0;  // byte strides of the weight; its kernel is contiguous
   int64_t phases[kSpace] = {};
   const Phase* phase[kSpace] = {};
+  bool transposed = false;
 };
 
 // Inputs begin, begin + step, … below end give one output of a pool; `weight` is this dim's factor of the divisor.
@@ -36,6 +38,8 @@ struct PoolJob : Job {  // images and result are contiguous
   int64_t in[kSpace] = {}, out[kSpace] = {}, step[kSpace] = {};
   const Window* window[kSpace] = {};
   int64_t divisor = 0;  // 0: the product of the weights
+  // Of windows at equal distances, the taps along the innermost dim; none where they differ.
+  Phase row;
 };
 
 // y[n, i1, i2, …] = x[n, table1[i1], table2[i2], …], or `value` where one of them is -1. A table holds byte offsets.
@@ -69,7 +73,7 @@ struct ChannelJob : Job {
 
 // Kernels; nullptr for a dtype that they do not have.
 Kernel conv_kernel();                       // ConvJob, f32: tiles of a matrix product
-Kernel direct_conv_kernel(DType dtype);     // ConvJob: sums of shifted rows, for few channels in a group
+Kernel direct_conv_kernel(DType dtype);     // ConvJob: sums of shifted rows, for groups of one channel
 Kernel max_pool_kernel(DType dtype);        // PoolJob
 Kernel max_pool_index_kernel(DType dtype);  // PoolJob, the result is i64
 Kernel avg_pool_kernel(DType dtype);        // PoolJob

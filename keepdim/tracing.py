@@ -1,0 +1,75 @@
+"""Kernels for the ops whose own ones in torch fix a size at the example's number while a model is traced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._subclasses.fake_impls import register_fast_op_impl
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+aten = torch.ops.aten
+KEY = DispatchKey.CompositeImplicitAutograd
+LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+
+
+def _shapes(x: torch.Tensor, hx: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
+            bidirectional: bool, batch_first: bool) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """A recurrent layer's results without their values: the states of every step, then the last ones."""
+    first = [hx] if isinstance(hx, torch.Tensor) else list(hx)
+    size = first[0].size(-1) * (2 if bidirectional else 1)
+    return (x.new_empty((x.size(0), x.size(1), size)), *(torch.empty_like(h) for h in first))
+
+
+for _layer in LAYERS:  # asked for shapes only, and only where a size is a symbol
+
+    @register_fast_op_impl(_layer)
+    def _fake(mode: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        return _shapes(*args, **kwargs)
+
+
+def _whole(steps: Any) -> Any:
+    """A recurrent layer kept whole over a length that is a symbol: torch has only its steps, one by one."""
+
+    def run(x: torch.Tensor, *args: Any) -> Any:
+        known = isinstance(x.size(1 if args[-1] else 0), int)
+        # A layer that is taken apart is recorded: then its steps are wanted, whatever becomes of the length.
+        return steps(x, *args) if known or get_proxy_mode() is not None else _shapes(x, *args)
+
+    return run
+
+
+def _max_pool1d(x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
+    """max_pool1d as max_pool2d: torch's own form reads the sizes as numbers."""
+
+    def two(v: Any, first: int) -> list[int]:
+        v = [v] if isinstance(v, int) else list(v)
+        return [first, *v] if v else []
+
+    wide = aten.max_pool2d.default(x.unsqueeze(-2), two(kernel, 1), two(stride, 1), two(padding, 0), two(dilation, 1),
+                                   ceil)  # fmt: skip
+    return wide.squeeze(-2)
+
+
+@contextlib.contextmanager
+def symbolic_sizes() -> Iterator[None]:
+    """While it lasts, tracing keeps the sizes of these ops symbolic."""
+    ops = (*LAYERS, aten.max_pool1d.default)
+    saved = {op: op.py_kernels.get(KEY) for op in ops}
+
+    def install(kernels: Any) -> None:
+        for op, kernel in kernels.items():
+            if kernel is None:
+                del op.py_kernels[KEY]
+            else:
+                op.py_kernels[KEY] = kernel
+            op._dispatch_cache.clear()
+
+    install({**{layer: _whole(saved[layer]) for layer in LAYERS}, aten.max_pool1d.default: _max_pool1d})
+    try:
+        yield
+    finally:
+        install(saved)
