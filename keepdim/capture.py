@@ -22,11 +22,12 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from .contract import Contract, Symbol
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail, sentence
+from .propagate import disagreement
 from .reading import contract_of, read, unchecked
 from .rewrite import rewrite
 from .signature import Signature, Transport
 from .tracing import symbolic_sizes
-from .trials import EagerFails, WrongNumbers, compare, own, own_program, relax
+from .trials import EagerFails, Trial, WrongNumbers, compare, own, own_program, relax
 
 INT32_MAX = 2**31 - 1
 
@@ -49,14 +50,15 @@ def capture(
         return _from_program(model)
     if not isinstance(model, torch.nn.Module):
         fail("capture", type(model).__name__, "is neither a torch.nn.Module nor an ExportedProgram")
-    kwargs = dict(kwargs or {})
-    leaves, in_spec = pytree.tree_flatten((tuple(args), kwargs))
-    specs = _specs(model, tuple(args), kwargs, dynamic_shapes)
+    leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+    leaves = _distinct(leaves, model)
+    given: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, in_spec)
+    specs = _specs(model, *given, dynamic_shapes)
     refusals: list[KeepdimError] = []
     for lenient in (False, True):  # a second round lets pass that eager itself fails on inputs that were made up
         for mode in MODES:
             try:
-                found = _attempt(mode, model, tuple(args), kwargs, dynamic_shapes, leaves, in_spec, specs, lenient)
+                found = _attempt(mode, model, *given, dynamic_shapes, leaves, in_spec, specs, lenient)
             except KeepdimError as e:
                 refusals.append(e)
                 continue
@@ -66,6 +68,17 @@ def capture(
             break
     # A program that is wrong says more than a way of exporting that is closed.
     raise next((e for e in refusals if isinstance(e, WrongNumbers)), refusals[1])
+
+
+def _distinct(leaves: list[Any], model: torch.nn.Module) -> list[Any]:
+    """Each tensor once: torch.export takes one that is given twice, or is a weight as well, for a single input."""
+    seen = {id(t) for t in (*model.parameters(), *model.buffers())}
+    out = []
+    for x in leaves:
+        repeated = isinstance(x, torch.Tensor) and id(x) in seen
+        seen.add(id(x))
+        out.append(x.detach().clone() if repeated else x)
+    return out
 
 
 # ---------------------------------------------------------------- ways to export
@@ -98,9 +111,10 @@ def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
              leaves: list[Any], in_spec: pytree.TreeSpec, specs: list[Any], lenient: bool) -> Captured:  # fmt: skip
     ep = _export(mode, own(model), args, kwargs, shapes)
     names = _names(ep, specs)
-    contract = contract_of(ep, names)
-    contract = relax(model, ep, contract, leaves, in_spec, mode.name)
-    notes = _narrowed(ep, contract, specs) + compare(model, ep, contract, leaves, in_spec, mode.name, lenient)
+    contract, symbols = read(ep, names)
+    trial = Trial(model, ep, symbols, leaves, in_spec, mode.name)
+    contract = relax(trial, contract)
+    notes = _narrowed(ep, contract, specs) + compare(trial, contract, lenient)
     transports = [_transport(contract, i) for i in range(len(leaves))]
     out_spec = ep.call_spec.out_spec
     assert out_spec is not None
@@ -117,6 +131,8 @@ def _from_program(ep: ExportedProgram) -> Captured:
         if spec.dtype == "int" and spec.dims[0].value is None:
             fail("capture", f"input {spec.name!r}", "is a dynamic integer, which ExecuTorch freezes",
                  "Pass the model and its example arguments instead of an ExportedProgram")  # fmt: skip
+    if (found := disagreement(ep, *read(ep))) is not None:
+        fail("capture", *found, "The model branches on a size: use torch.cond, or export with a narrower range")
     program = own_program(ep)  # lowering consumes a program
     in_spec, out_spec = ep.call_spec.in_spec, ep.call_spec.out_spec
     assert in_spec is not None and out_spec is not None

@@ -1,6 +1,7 @@
-"""Are the sizes in an Edge graph true? ExecuTorch's passes run every op again on fake tensors, and some ops then
-decide a size for the example. `settle` computes the graph's sizes at the ends of the contract, compares them with what
-the graph says, propagates them again where they differ, and refuses what still does.
+"""Are the sizes in a graph true? torch.export takes sizes for at least 2, and ExecuTorch's passes run every op again on
+fake tensors, where some ops decide a size for the example. `disagreement` computes the graph's sizes at the ends of the
+contract and compares them with what the graph says; `settle` propagates them again where they differ in an Edge graph,
+and refuses what still does.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def settle(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, Dim]) 
         return
     propagate(ep)
     if (found := disagreement(ep, contract, symbols)) is not None:
-        fail("lower", *found, "Name the size in the model (x.shape[0] - 5 instead of -5), or narrow its range")
+        subject, fact = found
+        fail("lower", subject, f"{fact}: ExecuTorch's passes decided it for the example",
+             "Name the size in the model (x.shape[0] - 5 instead of -5), or narrow its range")  # fmt: skip
 
 
 def samples(contract: Contract) -> Iterator[dict[str, int]]:
@@ -49,10 +52,9 @@ def samples(contract: Contract) -> Iterator[dict[str, int]]:
 def disagreement(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, Dim]) -> tuple[str, str] | None:
     """(subject, fact) of the first node whose size at some sample is not what its metadata says."""
     for values in samples(contract):
-        found = _run(ep, symbols, dict(values))
-        if found is not None:
+        if (found := disagreement_at(values, ep, symbols)) is not None:
             at = ", ".join(f"{k} = {v}" for k, v in values.items())
-            return found[0], f"{found[1]} at {at}: ExecuTorch's passes decided it for the example"
+            return found[0], f"{found[1]} at {at}"
     return None
 
 
@@ -60,8 +62,12 @@ class _Unknown(Exception):
     """A node whose size cannot be computed here: it depends on data, or the sample breaks a rule of its own."""
 
 
-def _run(ep: ExportedProgram, symbols: Mapping[str, Dim], values: dict[str, int]) -> tuple[str, str] | None:
-    """Run the graph on fake tensors of these sizes; a node that cannot be run is taken at its word."""
+def disagreement_at(
+    values: Mapping[str, int], ep: ExportedProgram, symbols: Mapping[str, Dim]
+) -> tuple[str, str] | None:
+    """The same at one point: the graph is run on fake tensors of these sizes. A node that cannot be is taken at its
+    word."""
+    values = dict(values)
 
     def said(val: Any) -> Any:
         """What metadata says, as a fake tensor or a number."""

@@ -8,7 +8,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -16,8 +16,9 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 
 from .contract import RELIED, Constraint, Contract
-from .dims import CMPS
+from .dims import CMPS, Dim
 from .errors import KeepdimError
+from .propagate import disagreement_at
 
 BUDGET = 2**22  # elements of all inputs together: larger points are not tried
 
@@ -131,15 +132,24 @@ def _elements(contract: Contract, values: Mapping[str, int]) -> int:
 
 
 # ---------------------------------------------------------------- comparing
-def compare(model: torch.nn.Module, ep: ExportedProgram, contract: Contract, leaves: Sequence[Any],
-            in_spec: pytree.TreeSpec, how: str, lenient: bool = False) -> list[str]:  # fmt: skip
+class Trial(NamedTuple):
+    """A model and what torch.export made of it."""
+
+    model: torch.nn.Module
+    program: ExportedProgram
+    symbols: Mapping[str, Dim]  # of torch's symbols in the program
+    leaves: Sequence[Any]
+    in_spec: pytree.TreeSpec
+    how: str  # it was exported
+
+
+def compare(trial: Trial, contract: Contract, lenient: bool = False) -> list[str]:
     """Run both at every point; the first difference is raised. Where eager itself fails, that is raised too, or with
     `lenient` returned as a note: the input was made up, and may be what the model does not take."""
     notes = []
-    for values in points(contract, leaves):
-        subject = _subject(values, how)
+    for values in points(contract, trial.leaves):
         try:
-            _compare_at(model, ep, sized(contract, leaves, values), in_spec, subject)
+            _compare_at(trial, contract, values)
         except EagerFails as e:
             if not lenient:
                 raise
@@ -147,28 +157,27 @@ def compare(model: torch.nn.Module, ep: ExportedProgram, contract: Contract, lea
     return notes
 
 
-def _subject(values: Mapping[str, int], how: str) -> str:
-    return f"{', '.join(f'{k} = {v}' for k, v in values.items())} ({how})"
-
-
-def _compare_at(
-    model: torch.nn.Module, ep: ExportedProgram, flat: list[Any], in_spec: pytree.TreeSpec, subject: str
-) -> None:
+def _compare_at(trial: Trial, contract: Contract, values: Mapping[str, int]) -> None:
+    flat = sized(contract, trial.leaves, values)
+    subject = f"{', '.join(f'{k} = {v}' for k, v in values.items())} ({trial.how})"
     try:
-        want = _run(own(model), flat, in_spec)
+        want = _run(own(trial.model), flat, trial.in_spec)
     except Exception as first:  # indices in the example may be too large for a smaller table: 0 is in all of them
         flat = [torch.zeros_like(x) if isinstance(x, torch.Tensor) and not x.is_floating_point() else x for x in flat]
         try:
-            want = _run(own(model), flat, in_spec)
+            want = _run(own(trial.model), flat, trial.in_spec)
         except Exception:  # the first words are about the user's own values
             text = sentence_of(first)
             raise EagerFails(f"[capture] {subject}: eager fails there: {text}. Raise the lower bound.") from first
+    remedy = "The model branches on a size: use torch.cond, or narrow the range"
+    if (found := disagreement_at(values, trial.program, trial.symbols)) is not None:
+        raise WrongNumbers(f"[capture] {subject}: {' '.join(found)}. {remedy}.")
     try:  # the guards are the contract's now, and the point was chosen by it
-        got = _run(own_program(ep).module(check_guards=False), flat, in_spec)
+        module = own_program(trial.program).module(check_guards=False)
+        got = _run(module, flat, trial.in_spec)
     except Exception as e:  # whatever it raises: it does not run at a size that its contract promises
         raise WrongNumbers(f"[capture] {subject}: the exported program fails there: {sentence_of(e)}.") from e
     if (problem := difference(want, got)) is not None:
-        remedy = "The model branches on a size: use torch.cond, or narrow the range"
         raise WrongNumbers(f"[capture] {subject}: torch.export gives {problem}. {remedy}.")
 
 
@@ -200,16 +209,15 @@ def difference(want: Any, got: Any) -> str | None:
 
 
 # ---------------------------------------------------------------- guards that cut a declared range
-def relax(model: torch.nn.Module, ep: ExportedProgram, contract: Contract, leaves: Sequence[Any],
-          in_spec: pytree.TreeSpec, how: str) -> Contract:  # fmt: skip
+def relax(trial: Trial, contract: Contract) -> Contract:
     """The contract without the guards that nothing needs: torch.export takes every size for at least 2, and guards
     against what that would change. Where the program is right at the points that a guard forbids, it goes."""
     kept = []
     for c in contract.constraints:
-        cut = list(itertools.islice(_forbidden(contract, c, leaves), 3)) if c.sentence == RELIED else []
+        cut = list(itertools.islice(_forbidden(contract, c, trial.leaves), 3)) if c.sentence == RELIED else []
         try:
             for values in cut:
-                _compare_at(model, ep, sized(contract, leaves, values), in_spec, _subject(values, how))
+                _compare_at(trial, contract, values)
         except KeepdimError:  # it is needed: what it forbids is wrong, or is refused by the model itself
             cut = []
         kept += [] if cut else [c]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx.experimental._config as fx_config
 import torch.nn.functional as F
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
@@ -408,6 +409,39 @@ def test_reading_by_strides_is_refused_where_they_change() -> None:
     """as_strided means another thing on a contiguous copy."""
     with pytest.raises(KeepdimError, match="reads by strides"):
         keepdim.lower(Fn(lambda m, x: x.as_strided((2, 2), (1, 2))), (torch.randn(4, 5).t(),))
+
+
+# ---------------------------------------------------------------- what torch.export takes for granted
+def test_a_tensor_given_twice_is_two_inputs() -> None:
+    """Also one that is a weight of the model: examples say sizes, not that inputs are the same."""
+    layer = nn.Linear(4, 4)
+    x = torch.randn(3, 4)
+    args, shapes = (x, x, layer.weight), ({0: S()}, {0: S()}, {})
+    model, module = lower(lambda m, a, b, w: m.layer(a) * 2 + b @ w, args, shapes, layer=layer)
+    for n in (5, 1, 3, 16):
+        args = (torch.randn(n, 4), torch.randn(n, 4), torch.randn(4, 4))
+        assert (module(*args) - model(*args)).abs().max() < TOLERANCE
+
+
+SQUEEZED = {"all": lambda m, x: x.squeeze() + 1, "one": lambda m, x: x.squeeze(0) + 1}
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["model", "program"])
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_a_rank_that_depends_on_a_size_is_refused(name: str, exported: bool) -> None:
+    """squeeze() drops a dim where its size is 1, and no lowered program can."""
+    fn, x = SQUEEZED[name], torch.randn(3, 4)
+    with pytest.raises(KeepdimError, match=r"'squeeze':? has sizes \[\[4\]\] where the graph says \[\[1, 4\]\]"):
+        if exported:
+            with fx_config.patch(backed_size_oblivious=True):
+                program = export(Fn(fn), (x,), dynamic_shapes=(({0: S()},),))
+            keepdim.lower(program)
+        else:
+            lower(fn, (x,), ({0: S()},))
+    model, module = lower(fn, (x,), ({0: S(2)},))
+    for n in (2, 16, 3):
+        x = torch.randn(n, 4)
+        assert torch.equal(module(x), model(x))
 
 
 # ---------------------------------------------------------------- what others wrote
