@@ -121,14 +121,14 @@ class GgmlPartitioner(Partitioner):
         return exported_program
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
-        """Composite ops of which every use in this program is taken; decided once, before decomposition."""
+        """Ops of which every use in this program is taken whole; decided once, before decomposition."""
         if self._whole is None:
             uses: dict[Any, bool] = {}
             symbols = self._symbols_of(ep.graph_module)
             for gm in graph_modules(ep.graph_module):
                 for n in gm.graph.nodes:
                     target = frontend.overload(n) if n.op == "call_function" else None
-                    if target in ops.WHOLE:
+                    if ops.whole(target):
                         taken = frontend.reason(n, symbols, self.engine) is None
                         uses[target] = uses.get(target, True) and taken
             self._whole = [target for target, taken in uses.items() if taken]

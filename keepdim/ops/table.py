@@ -7,10 +7,12 @@ argument can not be dropped. What an engine takes (dtypes, arity) stands in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch._decomp
 from torch._ops import OpOverload
 
 from ..contract import DTYPES
@@ -126,6 +128,23 @@ def op(name: str, *targets: OpOverload, lower: Lower | None = None) -> None:
         ROWS[target] = Row(name, target, lower or plain)
 
 
+@functools.cache
+def _taken_apart() -> Mapping[Any, Any]:
+    """What is decomposed on the way to Edge dialect, though some of it is Core ATen."""
+    return torch._decomp.core_aten_decompositions()
+
+
+def whole(target: Any) -> bool:
+    """Has a row, and has to be asked for to come as it is: not what Edge dialect keeps, nor views, which it copies.
+
+    >>> whole(aten.linear.default), whole(aten.view.default), whole(aten.add.Tensor), whole(aten.cholesky.default)
+    (True, False, False, False)
+    """
+    if target not in ROWS or any(a.alias_info for a in (*target._schema.arguments, *target._schema.returns)):
+        return False
+    return torch.Tag.core not in target.tags or target in _taken_apart()
+
+
 def plain(b: Sink, name: str, a: Args, out: Shape) -> int:
     """Tensors are operands in schema order, everything else is an attribute of the same name."""
     ins = [a.tensor(n) for n in a.tensor_names]
@@ -198,7 +217,9 @@ def axes_of(dims: Sequence[Dim], rank: int) -> tuple[Dim, ...]:
         if d.value is None:
             raise Unsupported("a dim argument must be known before the call")
         out.add(d.value + rank if d.value < 0 else d.value)
-    return tuple(Dim.const(d) for d in sorted(out or range(rank)))
+    return tuple(
+        Dim.const(d) for d in sorted(out or range(rank)) if rank
+    )  # a number has no dim, though torch names one
 
 
 PLACEMENT = ("dtype", "layout", "device", "pin_memory")

@@ -8,17 +8,6 @@ from ..dims import Dim, decide
 from ..program import NONE
 from .table import Args, Lower, Outs, Shape, Sink, Unsupported, aten, op, reshape
 
-# Better whole than in pieces: the pieces are gathers, or not in ExecuTorch's op set.
-WHOLE = (
-    aten.max_pool3d.default, aten.adaptive_avg_pool3d.default, aten.adaptive_max_pool1d.default,
-    aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, aten.pad.default, aten.instance_norm.default,
-    aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec, aten._upsample_nearest_exact1d.vec,
-    aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact3d.vec, aten.upsample_linear1d.vec,
-    aten.upsample_trilinear3d.vec, aten.upsample_bicubic2d.vec, aten.reflection_pad1d.default,
-    aten.reflection_pad2d.default, aten.reflection_pad3d.default, aten.replication_pad1d.default,
-    aten.replication_pad2d.default, aten.replication_pad3d.default,
-)  # fmt: skip
-
 
 def _each(dims: Sequence[Dim], rank: int, default: Sequence[Dim] = ()) -> tuple[Dim, ...]:
     """A number for each spatial dim: one stands for all, none for the default."""
