@@ -201,7 +201,8 @@ case("log_softmax", lambda x: F.log_softmax(x.permute(1, 2, 0), 1), "not contigu
 for _t in ("f64", "f16", "bf16"):
     case("softmax", lambda x: F.softmax(x, 1), _t, x=f"{_t}: n 5", n=N)
     case("softmax", lambda x: F.softmax(x, 0, dtype=torch.float32), f"{_t} to f32", x=f"{_t}: n 5", n=N)
-    case("log_softmax", lambda x: F.log_softmax(x, 1), _t, x=f"{_t}: n 5", n=N)
+    _inside = 1e-4 if _t == "bf16" else None  # eager rounds to bf16 inside as well: off by two last places
+    case("log_softmax", lambda x: F.log_softmax(x, 1), _t, _inside, x=f"{_t}: n 5", n=N)
     case("layer_norm", lambda x: F.layer_norm(x, (5,)), _t, x=f"{_t}: n 5", n=N)
     case("rms_norm", lambda x: F.rms_norm(x, (5,)), _t, x=f"{_t}: n 5", n=N)
 _norm = nn.LayerNorm(24)
