@@ -393,16 +393,12 @@ def main(current, folder):
     )
 
 
-def test_mutated_programs(tmp_path, request):
+def test_mutated_programs(tmp_path, programs):
     """Every mutant is refused or runs, in a process that ends well; every op of the engine is among the seeds."""
     from keepdim import _native
 
-    folder = ""
-    if request.config.getoption("--write-programs"):
-        folder = request.config.rootpath / "build" / "programs"
-        folder.mkdir(parents=True, exist_ok=True)
     current = tmp_path / "current.json"
-    command = [sys.executable, __file__, str(current), str(folder)]
+    command = [sys.executable, __file__, str(current), str(programs or "")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     last = current.read_text() if current.exists() else "no program yet"
     assert done.returncode == 0, f"exit code {done.returncode} at\n{last}\n{done.stderr[-3000:]}"

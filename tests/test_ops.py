@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import _native, ops, passes, reference
+from keepdim import _native, ops, passes, pte, reference
 from keepdim.program import Node, Value
 
 GROUP = 16  # cases lowered together: one lowering costs about a second
@@ -69,6 +70,7 @@ class Outcome:
     report: Any = None
     faults: dict[str, list[str]] = field(default_factory=dict)
     oracle: dict[str, list[str]] = field(default_factory=dict)  # of the same Programs, run by reference.py
+    programs: list[bytes] = field(default_factory=list)
 
 
 def inputs(cases: list[Case], step: int, traced: bool = False) -> list[torch.Tensor]:
@@ -100,6 +102,7 @@ def run(cases: list[Case]) -> Outcome:
     model = Together(cases).eval().requires_grad_(False)
     module = keepdim.lower(model, (inputs(cases, 0, traced=True),), dynamic_shapes=shapes(cases))
     outcome = Outcome(module.report, {c.name: [] for c in cases}, {c.name: [] for c in cases})
+    outcome.programs = [d.program.to_json() for d in pte.delegates(module.path) if d.program is not None]
     oracle = Oracle(module.exported_program)
     for step in range(max(len(c.steps()) for c in cases)):
         tensors = inputs(cases, step)
@@ -142,6 +145,16 @@ def group_of(c: Case) -> tuple[Case, ...]:
 
 def whole(report: Any) -> bool:
     return report.delegates == ["KeepdimGgml"] and not report.remaining
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leave_programs(programs: Path | None) -> Iterator[None]:
+    """What was lowered here is left for the sanitizers, where that is asked for."""
+    yield
+    for i, group in enumerate(groups() if programs else ()):
+        outcome = outcome_of(group)
+        for k, data in enumerate(outcome.programs if isinstance(outcome, Outcome) else ()):
+            (programs / f"case{i:03}-{k}.json").write_bytes(data)
 
 
 @pytest.mark.parametrize("c", CASES, ids=lambda c: c.name)

@@ -210,12 +210,13 @@ void Build::refuse(const std::string& fact) const {
 
 int64_t Build::checked_bytes(const Tensor& t) const {
   int64_t bytes = t.width();
-  for (int d = 0; d < t.rank; ++d)
-    if (t.dims[d] == 0) return 0;
-  for (int d = 0; d < t.rank; ++d)
-    if (__builtin_mul_overflow(bytes, t.dims[d], &bytes)) over_limit(INT64_MAX);
+  bool empty = false;
+  for (int d = 0; d < t.rank; ++d) {  // the strides of an empty tensor are counted too
+    empty |= t.dims[d] == 0;
+    if (__builtin_mul_overflow(bytes, std::max<int64_t>(t.dims[d], 1), &bytes)) over_limit(INT64_MAX);
+  }
   if (bytes > INT64_MAX - kAlign) over_limit(bytes);
-  return bytes;
+  return empty ? 0 : bytes;
 }
 
 Tensor Build::shape_of(int32_t value) const {
@@ -243,6 +244,15 @@ void Build::allocate(Tensor& out) {
   if (bytes > limit_) over_limit(bytes);
   out.buffer = bytes ? add_buffer(Buffer::Kind::arena, -1, bytes) : -1;
   out.offset = 0;
+}
+
+void* Build::take_table(int64_t count, int64_t width) {
+  int64_t bytes = 0, total = 0;
+  if (__builtin_mul_overflow(count, width, &bytes) ||
+      __builtin_add_overflow(bytes, static_cast<int64_t>(plan_->pool.bytes()), &total))
+    over_limit(INT64_MAX);
+  if (total > limit_) over_limit(total);
+  return plan_->pool.take(static_cast<size_t>(bytes));
 }
 
 ggml_context* Build::context() {
@@ -420,6 +430,7 @@ void Build::start(const int64_t* sizes, size_t limit) {
   for (size_t i = 0; i < program_.values.size(); ++i) {
     const Value& value = program_.values[i];
     if (value.kind == Value::Kind::temp || dtype_bytes(value.dtype) == 0) continue;
+    if (value.dims.size() > kMaxRank) continue;  // no node takes it: that has been checked
     Tensor t = shape_of(static_cast<int32_t>(i));
     const int64_t bytes = checked_bytes(t);
     const auto kind = value.kind == Value::Kind::input ? Buffer::Kind::input : Buffer::Kind::constant;
@@ -464,10 +475,12 @@ void Build::add_result(size_t output) {
     buffer.index = index;
     return;
   }
+  const int64_t bytes = checked_bytes(t);
+  if (bytes > limit_) over_limit(bytes);
   Tensor out = t;
   out.pack();
   out.offset = 0;
-  out.buffer = add_buffer(Buffer::Kind::output, index, checked_bytes(t));
+  out.buffer = add_buffer(Buffer::Kind::output, index, bytes);
   copy_into(out, t);
 }
 

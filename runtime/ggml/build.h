@@ -354,7 +354,7 @@ class Build {
   template <class T>
   T* table(int64_t count) {  // for kernels, in the plan's memory
     static_assert(std::is_trivially_destructible_v<T>);
-    T* all = static_cast<T*>(plan_->pool.take(static_cast<size_t>(count) * sizeof(T)));
+    T* all = static_cast<T*>(take_table(count, sizeof(T)));
     for (int64_t i = 0; i < count; ++i) new (all + i) T();
     return all;
   }
@@ -384,6 +384,7 @@ class Build {
   Tensor shape_of(int32_t value) const;
   int32_t add_buffer(Buffer::Kind kind, int32_t index, int64_t bytes);
   int64_t checked_bytes(const Tensor& t) const;
+  void* take_table(int64_t count, int64_t width);
   ggml_context* context();
   void refer(void** where, const Tensor& t);
   void add_step(ggml_tensor* node, const Tensor& out, std::initializer_list<const Tensor*> ins, uint8_t inplace);

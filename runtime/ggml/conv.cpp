@@ -285,7 +285,7 @@ void direct_row(const ConvJob& job, const Grid& grid, const T* x, const char* w,
 constexpr int64_t kImage = 16384;  // elements of a part of the padded image
 constexpr int64_t kMade = 4096;    // of the result made of it
 constexpr int64_t kMaxTaps = 128;
-constexpr int64_t kLong = 32;      // elements made at once
+constexpr int64_t kLong = 4 * kVector;  // elements made at once
 
 template <class T>
 struct LanesOf {
@@ -309,6 +309,7 @@ struct Band {
   explicit Band(const ConvJob& job) : down(*job.phase[1]), along(*job.phase[2]) {
     const bool flat = job.in[0] == 1 && job.out[0] == 1 && job.kernel[0] == 1;
     if (job.transposed || job.channels != 1 || !flat || job.phase[0]->tap->offset != 0) return;
+    if (down.stride > kImage || along.stride > kImage) return;
     taps = down.taps * along.taps;
     pitch = (reach(along) + (along.count - 1) * along.stride) / along.stride + 1;
     if (taps > kMaxTaps || pitch > kMade - kLong) return;

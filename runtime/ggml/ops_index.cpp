@@ -28,12 +28,12 @@ struct Index {
 Index combine(Build& b, const std::vector<Index>& indices, Tensor shape) {
   if (indices.size() == 1) return indices[0];
   shape.dtype = DType::i64;
-  shape.pack();
   Tensor total;
   int64_t bytes = 1;
   for (const Index& index : indices) {
     Tensor next = shape;
     b.allocate(next);
+    next.pack();
     bytes += std::max<int64_t>(0, index.limit - 1) * index.scale;
     if (next.buffer < 0) return {next, bytes, 1, false};
     IndexJob* job = index.job(b);
@@ -155,7 +155,12 @@ Tensor write(Build& b, const Part& part, const Tensor& values, Put put) {
   int64_t largest = few;
   for (int d = 0; d < job->loop.rank; ++d)
     if (job->loop.strides[0][d] && job->loop.dims[d] >= largest) largest = job->loop.dims[job->split = d];
-  b.step(scatter_kernel(put, out.dtype), job, out, {&values, &part.index}, 4.0 * static_cast<double>(out.count()));
+  Tensor result = out;
+  if (result.buffer < 0) {  // there is no place to write to; that every index is out of range is seen in the run
+    result.rank = 0;
+    b.allocate(result);
+  }
+  b.step(scatter_kernel(put, out.dtype), job, result, {&values, &part.index}, 4.0 * static_cast<double>(out.count()));
   return out;
 }
 

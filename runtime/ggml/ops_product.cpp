@@ -64,7 +64,7 @@ Tensor product(Build& b, const Operands& p, const Tensor& y) {
 // as ggml reads it. Its tiles take whole vectors of k and fours of n; else it makes single dot products.
 bool prefers_ggml(const Tensor& w, int64_t rows) {
   const int64_t k = w.dims[w.rank - 1], n = w.dims[w.rank - 2], width = w.width();
-  const bool lies = (k == 1 || w.strides[w.rank - 1] == width) && (n == 1 || w.strides[w.rank - 2] >= width);
+  const bool lies = k > 0 && (k == 1 || w.strides[w.rank - 1] == width) && (n == 1 || w.strides[w.rank - 2] >= width);
   return w.dtype == DType::f32 && lies && rows < (k % 16 == 0 && n % 4 == 0 ? 32 : 6);
 }
 

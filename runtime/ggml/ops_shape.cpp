@@ -131,7 +131,7 @@ Tensor diagonal(Build& b) {
   const int64_t offset = b.size("offset");
   bool valid = dims.size() == 2 && dims[0] != dims[1];
   for (int64_t d : dims) valid &= d >= 0 && d < x.rank;
-  if (!valid) b.refuse("dims are not two dims of " + dims_text(x) + ".");
+  if (!valid || offset == INT64_MIN) b.refuse("dims or offset are not of two dims of " + dims_text(x) + ".");
   const int64_t down = std::max<int64_t>(0, -offset), right = std::max<int64_t>(0, offset);
   Tensor out = x;
   out.rank = 0;
@@ -158,7 +158,7 @@ Tensor unfold(Build& b) {
   if (!fine || step < 1 || size > x.dims[dim] || (windows && windows - 1 > (x.dims[dim] - size) / step))
     b.refuse("result " + dims_text(wanted) + " is not in " + dims_text(x) + ".");
   out.dims[dim] = windows;
-  out.strides[dim] = x.strides[dim] * step;
+  if (windows > 1) out.strides[dim] = x.strides[dim] * step;
   out.dims[x.rank] = size;
   out.strides[x.rank] = x.strides[dim];
   ++out.rank;
@@ -184,7 +184,7 @@ Tensor as_strided(Build& b) {
   const Tensor source = b.contiguous(x);
   out.buffer = source.buffer;
   out.offset = source.offset + start * x.width();
-  for (int d = 0; d < out.rank; ++d) out.strides[d] = strides[d] * x.width();
+  for (int d = 0; d < out.rank; ++d) out.strides[d] = out.dims[d] > 1 ? strides[d] * x.width() : 0;
   return out;
 }
 
@@ -213,7 +213,7 @@ Tensor triangle(Build& b) {
   job->rows = x.dims[x.rank - 2];
   job->columns = x.dims[x.rank - 1];
   job->step = x.strides[x.rank - 1];
-  job->diagonal = b.size("diagonal");
+  job->diagonal = std::clamp(b.size("diagonal"), -job->rows, job->columns);
   job->upper = upper;
   for (int d = 0; d < x.rank - 1; ++d) job->loop.push(x.dims[d], out.strides[d], x.strides[d]);
   job->loop.merge();
@@ -243,11 +243,12 @@ Tensor cat(Build& b) {
   int64_t total = 0;
   for (size_t i = 0; i < b.ins(); ++i) {
     Tensor expected = b.in(i);
+    bool over = false;
     if (expected.rank == out.rank) {
-      total += expected.dims[dim];
+      over = __builtin_add_overflow(total, expected.dims[dim], &total);
       expected.dims[dim] = out.dims[dim];
     }
-    if (!same_dims(expected, out))
+    if (over || !same_dims(expected, out))
       b.refuse("operand " + dims_text(b.in(i)) + " does not fit result " + dims_text(out) + ".");
   }
   if (total != out.dims[dim]) b.refuse("the operands fill " + std::to_string(total) + " of " + dims_text(out) + ".");

@@ -52,8 +52,8 @@ void check_conv(Build& b, int rank, int64_t groups, bool transposed) {
   if (rank < 1 || rank > kSpace || w.rank != x.rank || out.rank != x.rank)
     b.refuse("weight " + dims_text(w) + " does not fit input " + dims_text(x) + ".");
   const int64_t from = w.dims[transposed ? 0 : 1], to = w.dims[transposed ? 1 : 0];
-  const bool fit = groups > 0 && x.dims[1] == (transposed ? from : from * groups) && x.dims[1] % groups == 0 &&
-                   out.dims[1] == (transposed ? to * groups : to) && out.dims[1] % groups == 0;
+  const bool fit = groups > 0 && x.dims[1] % groups == 0 && x.dims[1] / (transposed ? 1 : groups) == from &&
+                   out.dims[1] % groups == 0 && out.dims[1] / (transposed ? groups : 1) == to;
   if (!fit || x.dims[0] != out.dims[0])
     b.refuse("weight " + dims_text(w) + " in " + std::to_string(groups) + " groups does not take " + dims_text(x) +
              " to " + dims_text(out) + ".");
@@ -70,10 +70,11 @@ Tap tap_of(const Phase& phase, int64_t position, int64_t offset, int64_t size) {
 
 // The taps of all phases of one spatial dim, in the order of the kernel.
 void add_phases(Build& b, ConvJob& job, int d, int64_t stride, int64_t padding, int64_t dilation, bool transposed) {
-  const int64_t reach = dilation * (job.kernel[d] - 1) + 1;
-  const int64_t in = job.in[d], out = job.out[d];
-  const int64_t expected = transposed ? (in - 1) * stride - 2 * padding + reach
-                                      : in + 2 * padding < reach ? 0 : (in + 2 * padding - reach) / stride + 1;
+  using Wide = __int128;  // any sizes and any numbers of a file
+  const Wide reach = static_cast<Wide>(dilation) * (job.kernel[d] - 1) + 1, in = job.in[d];
+  const int64_t out = job.out[d];
+  const Wide expected = transposed ? (in - 1) * stride - 2 * padding + reach
+                                   : in + 2 * padding < reach ? 0 : (in + 2 * padding - reach) / stride + 1;
   const int64_t spare = transposed ? std::max(stride, dilation) - 1 : 0;
   if (job.kernel[d] < 1 || out < expected || out > expected + spare)
     b.refuse("result " + dims_text(b.out()) + " is not that of " + dims_text(b.in(0)) + " and weight " +
@@ -91,7 +92,7 @@ void add_phases(Build& b, ConvJob& job, int d, int64_t stride, int64_t padding, 
     for (int64_t k = 0; k < job.kernel[d]; ++k) {
       const int64_t at = transposed ? p + padding - k * dilation : k * dilation - padding;
       if (transposed && at % stride) continue;
-      *taps++ = tap_of(phase, k, transposed ? at / stride : at, in);
+      *taps++ = tap_of(phase, k, transposed ? at / stride : at, job.in[d]);
       ++phase.taps;
     }
   }
@@ -110,7 +111,7 @@ Tensor conv(Build& b) {
   job->batch = x.dims[0];
   job->groups = groups;
   job->transposed = transposed;
-  job->channels = x.dims[1] / groups;
+  job->channels = x.count() ? x.dims[1] / groups : 0;  // of an empty image nothing is read
   job->rows = out.dims[1] / groups;
   take_space(x, rank, job->in);
   take_space(out, rank, job->out);
@@ -129,7 +130,7 @@ Tensor conv(Build& b) {
     }
   }
   const Tensor image = b.contiguous(x), weight = b.contiguous(w), bias = b.has(2) ? b.contiguous(b.in(2)) : Tensor();
-  const int64_t positions = job->kernel[0] * job->kernel[1] * job->kernel[2] * w.width();
+  const int64_t positions = job->channels ? job->kernel[0] * job->kernel[1] * job->kernel[2] * w.width() : 0;
   job->w_row = transposed ? positions : positions * job->channels;
   job->w_channel = transposed ? positions * job->rows : positions;
   job->w_group = job->channels * job->rows * positions;
@@ -152,6 +153,8 @@ Tensor pool(Build& b, Kernel kernel, PoolJob* job, int rank, Make&& make) {
   for (int d = 0; fits && d < x.rank - rank; ++d) fits = x.dims[d] == out.dims[d];
   if (!fits) b.refuse("result " + dims_text(out) + " is no pool of " + dims_text(x) + ".");
   if (out.count() == 0) return out;
+  const Tensor image = b.contiguous(x);
+  b.allocate(out);  // before anything as long as it: it may be too large
   take_space(x, rank, job->in);
   take_space(out, rank, job->out);
   double work = static_cast<double>(out.count());
@@ -168,8 +171,6 @@ Tensor pool(Build& b, Kernel kernel, PoolJob* job, int rank, Make&& make) {
     work *= static_cast<double>(widest);
   }
   job->planes = out.count() / (job->out[0] * job->out[1] * job->out[2]);
-  const Tensor image = b.contiguous(x);
-  b.allocate(out);
   b.step(kernel, job, out, {&image}, 2 * work);
   return out;
 }
@@ -217,8 +218,9 @@ Tensor adaptive_pool(Build& b, Kernel kernel) {
   const int64_t rank = b.size("axes");
   if (rank < 1 || rank > kSpace) b.refuse("has " + std::to_string(rank) + " spatial dims.");
   return pool(b, kernel, job, static_cast<int>(rank), [&](int d, int64_t o) {
-    const int64_t in = job->in[d], out = job->out[d];
-    const int64_t begin = o * in / out, end = ((o + 1) * in + out - 1) / out;
+    const int64_t out = job->out[d];
+    const __int128 in = job->in[d];
+    const auto begin = static_cast<int64_t>(o * in / out), end = static_cast<int64_t>(((o + 1) * in + out - 1) / out);
     return Window{begin, end, end - begin};
   });
 }
@@ -234,6 +236,7 @@ Tensor remap(Build& b, int rank, const Scalar& value, Position&& position) {
   for (int d = 0; fits && d < x.rank - rank; ++d) fits = x.dims[d] == out.dims[d];
   if (!fits) b.refuse("result " + dims_text(out) + " is not made of " + dims_text(x) + ".");
   if (out.count() == 0) return out;
+  b.allocate(out);  // before anything as long as it: it may be too large
   auto* job = b.make<RemapJob>();
   // Dims before the first that changes are one, and so are those after the last, with the element.
   const auto changes = [&](int d) {
@@ -270,10 +273,10 @@ Tensor remap(Build& b, int rank, const Scalar& value, Position&& position) {
     if (row[begin] >= 0 && end - begin > job->run.end - job->run.begin) job->run = {begin, end};
     begin = end;
   }
-  if (value.is_whole) converter(DType::i64, x.dtype)(job->value, 0, &value.whole, 0, 1);
-  else converter(DType::f64, x.dtype)(job->value, 0, &value.real, 0, 1);
+  const auto filled = static_cast<int64_t>(sizeof(job->value)) / job->unit;  // an element may be several numbers
+  if (value.is_whole) converter(DType::i64, x.dtype)(job->value, job->unit, &value.whole, 0, filled);
+  else converter(DType::f64, x.dtype)(job->value, job->unit, &value.real, 0, filled);
   const Tensor source = b.contiguous(x);
-  b.allocate(out);
   b.step(remap_kernel(job->width), job, out, {&source}, static_cast<double>(out.count()));
   return out;
 }
@@ -284,6 +287,8 @@ Tensor pad(Build& b) {
   const std::vector<int64_t> before = b.sizes("before");
   const auto rank = static_cast<int>(before.size());
   if (rank < 1 || rank > x.rank) b.refuse(std::to_string(rank) + " dims are padded of " + dims_text(x) + ".");
+  for (int64_t n : before)
+    if (n < -INT32_MAX || n > INT32_MAX) b.refuse("before = " + std::to_string(n) + " is out of range.");
   const int kind = mode == "constant" ? 0 : mode == "reflect" ? 1 : mode == "replicate" ? 2 : mode == "circular" ? 3 : -1;
   if (kind < 0) b.refuse("mode is '" + mode + "', not 'constant', 'reflect', 'replicate' or 'circular'.");
   return remap(b, rank, b.scalar("value"), [&](int d, int64_t o) {
@@ -323,20 +328,23 @@ Tensor nearest(Build& b) {
   const Tensor &x = b.in(0), &out = b.out();
   const int rank = space_rank(b);
   const T half = b.flag("exact") ? T(0.5) : T(0);
+  if (out.count() && x.count() == 0) b.refuse("input " + dims_text(x) + " is empty.");
   return remap(b, rank, {}, [&](int d, int64_t o) {
     const T scale = scale_of<T>(b, rank, d - x.rank + kSpace, x.dims[d], out.dims[d]);
-    return std::min(static_cast<int64_t>(std::floor((static_cast<T>(o) + half) * scale)), x.dims[d] - 1);
+    const T at = std::floor((static_cast<T>(o) + half) * scale);
+    return at < static_cast<T>(x.dims[d]) ? static_cast<int64_t>(at) : x.dims[d] - 1;
   });
 }
 
 Sample linear_sample(float at, int64_t in) {
-  at = std::max(at, 0.0f);
+  at = std::clamp(at, 0.0f, static_cast<float>(in));
   const int64_t first = std::min(static_cast<int64_t>(at), in - 1);
   const float right = std::min(std::max(at - static_cast<float>(first), 0.0f), 1.0f);
   return {{first, std::min(first + 1, in - 1)}, {1 - right, right}};
 }
 
 Sample cubic_sample(float at, int64_t in) {
+  at = std::min(at, static_cast<float>(in));
   const float floor = std::floor(at), t = at - floor, a = -0.75f;
   const auto near = [&](float x) { return ((a + 2) * x - (a + 3)) * x * x + 1; };
   const auto far = [&](float x) { return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a; };
@@ -356,6 +364,7 @@ Tensor resample(Build& b) {
     b.refuse("result " + dims_text(out) + " is not made of " + dims_text(x) + ".");
   if (out.count() == 0) return out;
   if (x.count() == 0) b.refuse("input " + dims_text(x) + " is empty.");
+  b.allocate(out);  // before anything as long as it: it may be too large
   auto* job = b.make<ResampleJob>();
   take_space(x, rank, job->in);
   take_space(out, rank, job->out);
@@ -377,7 +386,6 @@ Tensor resample(Build& b) {
     work *= static_cast<double>(job->taps[d]);
   }
   const Tensor image = b.contiguous(x);
-  b.allocate(out);
   b.step(resample_kernel(), job, out, {&image}, work);
   return out;
 }

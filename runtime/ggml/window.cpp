@@ -96,8 +96,9 @@ void avg_pool(ggml_tensor*, int ith, int nth, void* userdata) {
   each_output_row<T, T>(job, ith, nth, [&](T* y, const T* x, const Window& z, const Window& v) {
     std::fill(y, y + job.out[2], T(0));
     gather_windows<Add>(job, x, z, v, y);
+    const double outer = static_cast<double>(z.weight) * static_cast<double>(v.weight);
     for (int64_t j = 0; j < job.out[2]; ++j)
-      y[j] /= static_cast<T>(job.divisor ? job.divisor : z.weight * v.weight * job.window[2][j].weight);
+      y[j] /= static_cast<T>(job.divisor ? job.divisor : outer * static_cast<double>(job.window[2][j].weight));
   });
 }
 
@@ -114,7 +115,8 @@ void remap_row(const RemapJob& job, char* y, const char* x, const int64_t* table
         if (table[i] >= 0) std::memcpy(to, x + table[i], job.width);
         else for (int64_t b = 0; b < job.width; b += job.unit) std::memcpy(to + b, job.value, job.unit);
       } else {
-        reinterpret_cast<Block*>(y)[i] = *reinterpret_cast<const Block*>(table[i] < 0 ? job.value : x + table[i]);
+        // Not aligned to it: it may be several numbers.
+        std::memcpy(y + i * static_cast<int64_t>(sizeof(Block)), table[i] < 0 ? job.value : x + table[i], sizeof(Block));
       }
     }
   };

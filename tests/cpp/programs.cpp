@@ -109,7 +109,7 @@ void run_program(const std::string& text, Random& random, Report& report) {
   } catch (const Error&) {
     return;
   }
-  for (int64_t step : {0, 1, 7, 0}) {
+  for (int64_t step : {0, 1, 7, 16, 0}) {
     try {
       run_once(*delegate, step, random);
       ++report.ran;
