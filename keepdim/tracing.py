@@ -31,6 +31,12 @@ for _layer in LAYERS:  # asked for shapes only, and only where a size is a symbo
         return _shapes(*args, **kwargs)
 
 
+@register_fast_op_impl(aten.grid_sampler_2d.default)
+def _grid_sampler(mode: Any, x: torch.Tensor, grid: torch.Tensor, *how: Any) -> torch.Tensor:
+    """torch computes a hundred ops and more for the shape of this one, each time that it is traced."""
+    return x.new_empty((x.size(0), x.size(1), grid.size(1), grid.size(2)))
+
+
 def _whole(steps: Any) -> Any:
     """A recurrent layer kept whole over a length that is a symbol: torch has only its steps, one by one."""
 
@@ -54,11 +60,16 @@ def _max_pool1d(x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilatio
     return wide.squeeze(-2)
 
 
+def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int | None = None) -> Any:
+    """Distances by differences at every size: torch's own form takes products from 26 points on."""
+    return aten._cdist_forward.default(x, y, p, 2)
+
+
 @contextlib.contextmanager
 def symbolic_sizes() -> Iterator[None]:
     """While it lasts, tracing keeps the sizes of these ops symbolic."""
-    ops = (*LAYERS, aten.max_pool1d.default)
-    saved = {op: op.py_kernels.get(KEY) for op in ops}
+    ours = {aten.max_pool1d.default: _max_pool1d, aten.cdist.default: _cdist}
+    saved = {op: op.py_kernels.get(KEY) for op in (*LAYERS, *ours)}
 
     def install(kernels: Any) -> None:
         for op, kernel in kernels.items():
@@ -68,7 +79,7 @@ def symbolic_sizes() -> Iterator[None]:
                 op.py_kernels[KEY] = kernel
             op._dispatch_cache.clear()
 
-    install({**{layer: _whole(saved[layer]) for layer in LAYERS}, aten.max_pool1d.default: _max_pool1d})
+    install({**{layer: _whole(saved[layer]) for layer in LAYERS}, **ours})
     try:
         yield
     finally:
