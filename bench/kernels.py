@@ -33,7 +33,8 @@ DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 
 @dataclass
 class Form:
-    """One op with operands: "dtype rule: dims", where a rule is `<limit` for indices, or `t` for a transposed view."""
+    """One op with operands: "dtype rule: dims", where a rule is `<limit` for indices, `every step` for offsets, or `t`
+    for a transposed view."""
 
     op: str
     form: str
@@ -57,6 +58,8 @@ def make(text: str) -> torch.Tensor:
     dtype, rule, dims = spec(text)
     if rule.startswith("<"):
         return torch.randint(0, int(rule[1:]), dims).to(dtype)
+    if rule.startswith("every"):
+        return torch.arange(dims[0], dtype=dtype) * int(rule.split()[1])
     if dtype == torch.bool:
         return torch.rand(dims) > 0.5
     if not dtype.is_floating_point:
@@ -219,6 +222,28 @@ def products() -> None:
     form("rope", "", "8 256 128", "256 128", "256 128", out="8 256 128")
 
 
+def samples() -> None:
+    for mode in ("bilinear", "nearest", "bicubic"):
+        form("grid_sample", mode, "4 64 64 64", "4 64 64 2", out="4 64 64 64", mode=mode, padding_mode="zeros",
+             align_corners=False)  # fmt: skip
+    form("grid_sample", "reflection, few channels", "4 3 256 256", "4 256 256 2", out="4 3 256 256", mode="bilinear",
+         padding_mode="reflection", align_corners=False)  # fmt: skip
+    window = {"padding": [1, 1], "dilation": [1, 1], "stride": [1, 1]}
+    form("fold", "overlapping", "4 72 4096", out="4 8 64 64", kernel=[3, 3], **window)
+    form("fold", "patches", "4 1024 256", out="4 16 128 128", kernel=[8, 8], padding=[0, 0], dilation=[1, 1],
+         stride=[8, 8])  # fmt: skip
+    for p in (0.0, 1.0, 2.0, 3.0, float("inf")):
+        form("cdist", f"p {p}", f"{SIDE} 64", f"{SIDE} 64", out=SQUARE, p=p)
+    form("cdist", "short points", f"{SIDE} 3", f"{SIDE} 3", out=SQUARE, p=2.0)
+    form("pdist", "p 2.0", f"{SIDE} 64", out=f"{SIDE * (SIDE - 1) // 2}", p=2.0)
+    bags, starts = f"i64 <4096: {SIDE * 256}", f"i64 every 16: {SIDE * 16}"
+    for mode in ("sum", "mean", "max"):
+        form("embedding_bag", mode, "4096 64", bags, starts, out=f"{SIDE * 16} 64", mode=mode,
+             include_last_offset=False)  # fmt: skip
+    form("embedding_bag", "f16", "f16: 4096 64", bags, starts, out=f"f16: {SIDE * 16} 64", mode="sum",
+         include_last_offset=False)  # fmt: skip
+
+
 # ---------------------------------------------------------------- running
 def attr(v: Any) -> Any:
     if isinstance(v, list):
@@ -308,7 +333,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.3, help="for one form")
     args = parser.parse_args()
-    for family in (elementwise, reductions, positions, shapes, products):
+    for family in (elementwise, reductions, positions, shapes, products, samples):
         family()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
