@@ -253,6 +253,18 @@ def _batch_norm(c: Call) -> torch.Tensor:
     return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, c.attrs["eps"], False)
 
 
+def _fold(c: Call) -> torch.Tensor:
+    return F.fold(c.ins[0], c.dims[-2:], **{"kernel_size" if k == "kernel" else k: v for k, v in c.attrs.items()})
+
+
+def _cdist(c: Call) -> torch.Tensor:
+    return torch.cdist(*c.ins, c.attrs["p"], compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _embedding_bag(c: Call) -> torch.Tensor:
+    return F.embedding_bag(c.ins[1], c.ins[0], c.ins[2], per_sample_weights=c.operand(3), **c.attrs)
+
+
 # ---------------------------------------------------------------- recurrent layers
 def _scan(step: Callable[..., Any]) -> Meaning:
     """Steps over the first dim, from its end where `reverse` says so; gates of the input are given."""
@@ -301,14 +313,18 @@ MEANING: dict[str, Meaning] = {
     "batch_norm": _batch_norm,
     "cast": lambda c: c.ins[0].to(c.dtype),
     "cat": lambda c: torch.cat(c.ins, c.attrs["dim"]),
+    "cdist": _cdist,
     "conv": _conv,
     "diagonal": lambda c: torch.diagonal(c.ins[0], c.attrs["offset"], *c.attrs["dims"]),
     "div_floor": _divide("floor"),
     "div_trunc": _divide("trunc"),
     "embedding": lambda c: F.embedding(c.ins[1], c.ins[0]),
+    "embedding_bag": _embedding_bag,
     "expand": lambda c: c.ins[0].expand(c.dims),
+    "fold": _fold,
     "full": lambda c: torch.full(c.dims, c.attrs["value"], dtype=c.dtype),
     "gather": lambda c: torch.gather(c.ins[0], c.attrs["dim"], c.ins[1].long()),
+    "grid_sample": lambda c: F.grid_sample(*c.ins, **c.attrs),
     "group_norm": lambda c: F.group_norm(c.ins[0], c.attrs["groups"], c.operand(1), c.operand(2), c.attrs["eps"]),
     "gru_scan": _scan(_gru),
     "index": lambda c: torch.ops.aten.index(c.ins[0], _indices(c, 1)),

@@ -30,7 +30,6 @@ LEFT = {
         sym_is_contiguous""",
     "writes into a given tensor": "atan2.out fill resize_",
     "comes as another op": "adaptive_avg_pool1d avg_pool1d empty empty_strided",
-    "rare in inference, no row yet": "_cdist_forward _pdist_forward _embedding_bag col2im grid_sampler_2d",
 }
 
 INTRODUCTION = """\

@@ -35,6 +35,7 @@ def columns(i: torch.Tensor) -> torch.Tensor:
 
 READS = {
     "embedding": lambda x, i: F.embedding(i, x),
+    "embedding_bag": lambda x, i: F.embedding_bag(i, x, torch.zeros(1, dtype=torch.int64)),
     "index_select": lambda x, i: x.index_select(0, i),
     "gather": lambda x, i: x.gather(0, columns(i)),
     "index": lambda x, i: x[i],
@@ -93,6 +94,26 @@ def test_an_index_into_nothing_is_an_error_of_the_call() -> None:
     assert torch.equal(module(x, torch.tensor([1, -1])), x[[1, 1]])
 
 
+def test_bags_that_are_none_are_an_error_of_the_call() -> None:
+    """Offsets begin at 0, do not fall, and end where the indices end; the next good call is right."""
+
+    def fn(x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        return F.embedding_bag(torch.arange(5), x, starts, mode="sum")
+
+    module = lower(fn, torch.int64)
+    x = torch.randn(SIZE, 3)
+    for starts, fact in (
+        ([1, 2], "offset 0 is 1, expected 0"),
+        ([0, 3, 2], r"bag 1 is 3\.\.2 of 5 indices"),
+        ([0, 6], r"bag 0 is 0\.\.6 of 5 indices"),
+        ([0, -(2**62)], r"bag 0 is 0\.\.-4611686018427387904 of 5 indices"),
+    ):
+        with pytest.raises(KeepdimError, match=rf"\[run\] embedding_bag .*{fact}"):
+            module(x, torch.tensor(starts))
+        good = torch.tensor([0, 2, 2, 5])
+        torch.testing.assert_close(module(x, good), fn(x, good))
+
+
 @pytest.fixture
 def threads() -> Iterator[Any]:
     """Set the number of threads; it is put back."""
@@ -112,6 +133,8 @@ ORDERED = {
     "index_add": lambda x, i: torch.zeros(7).index_put((i,), x, accumulate=True),
     "index_add rows": lambda x, i: torch.zeros(7, 3).index_put((i[::3],), x.view(-1, 3), accumulate=True),
     "scatter_add": lambda x, i: torch.zeros(7).scatter_add(0, i, x),
+    "embedding_bag": lambda x, i: F.embedding_bag(i, x.view(-1, 3)[:7], torch.arange(x.size(0) // 3) * 3),
+    "cdist": lambda x, i: torch.cdist(x.view(-1, 3), x.view(-1, 3)[:70]),
     "scatter, the last wins": lambda x, i: torch.zeros(7).scatter(0, i, x),
 }
 

@@ -1,6 +1,6 @@
 """Every op keepdim lowers, a file a family; `table` has what their rows are made of."""
 
-from . import attention, elementwise, index, product, recurrent, reduce, shape, window  # noqa: F401
+from . import attention, elementwise, index, product, recurrent, reduce, sample, shape, window  # noqa: F401
 from .shape import dim_order_rows
 from .table import ROWS, Args, Row, Shape, Sink, Unsupported, op, whole
 

@@ -140,7 +140,7 @@ const std::vector<Row>& all_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
     for (const Table& table : {map_rows(), product_rows(), reduce_rows(), shape_rows(), index_rows(), window_rows(),
-                               rope_rows()})
+                               rope_rows(), sample_rows()})
       all.insert(all.end(), table.rows, table.rows + table.count);
     return all;
   }();

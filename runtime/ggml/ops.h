@@ -39,6 +39,7 @@ Table shape_rows();
 Table index_rows();
 Table rope_rows();
 Table window_rows();
+Table sample_rows();
 
 // ---- checks that rows begin with
 
@@ -60,5 +61,6 @@ inline int64_t need_dim(Build& b, const Tensor& x) {
 
 Tensor add_bias(Build& b, const Tensor& x, const Tensor& bias);  // ops_map.cpp; a row [n] added to each of x [.., n]
 Block activation_block(const std::string& name, DType type);  // ops_map.cpp; nullptr when there is none
+Block power_block(DType type);  // ops_map.cpp; to the job's first number
 
 }  // namespace keepdim::ggml

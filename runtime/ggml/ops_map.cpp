@@ -456,4 +456,6 @@ Block activation_block(const std::string& name, DType type) {
   return nullptr;
 }
 
+Block power_block(DType type) { return kTwoAny<Pow>.of(type); }
+
 }  // namespace keepdim::ggml
