@@ -111,6 +111,8 @@ case("avg_pool", nn.AvgPool3d(3, 2, 1, True, False), "3d", x="b 3 d h w", b=B, d
 family("padding")
 case("pad", lambda x: F.pad(x, (1, 2, -1, 3), value=1.5), x="b 3 h w", b=B, h=N, w=W)
 case("pad", lambda x: F.pad(x, (0, 0, 0, 0, 2, 1)), "an outer dim", x="b 3 h w", b=B, h=N, w=W)
+case("pad", lambda x: F.pad(x, (0, 0, 1, 2), value=1.5), "rows of two", x="n 2", n=N)
+case("pad", lambda x: F.pad(x, (0, 0, 1, 2), value=1.5), "rows of four f16", x="f16: n 4", n=N)
 case("pad", lambda x: F.pad(x, (-1, -2)), "less", x="b w", b=B, w=W)
 case("pad", lambda x: F.pad(x, (1, x.size(0)), value=float("-inf")), "by a size", x="b w", b=B, w=W)
 case("pad", lambda x: F.pad(x, (1, 1), value=2**40), "i64", x="i64 big: b w", b=B, w=W)
