@@ -117,6 +117,23 @@ OPS |= {
     "pad circular": (["f32 2 s t"], {"mode": "circular", "before": ["0", "t"], "value": 0.0}, "f32 2 s s+t"),
     "nearest": (["f32 2 3 s t"], {"exact": True, "scale_1": 0.5}, "f32 2 3 s+t 8"),
     "resample": (["f32 2 3 s t"], {"mode": "cubic", "align_corners": False, "scale_0": 1.5}, "f32 2 3 s+t 8"),
+    "grid_sample": (
+        ["f32 2 3 s t", "f32 2 t 8 2"],
+        {"mode": "bicubic", "padding_mode": "reflection", "align_corners": False},
+        "f32 2 3 t 8",
+    ),
+    "fold": (
+        ["f32 2 6 s"],
+        {"kernel": ["3", "1"], "stride": ["1", "1"], "padding": ["1", "0"], "dilation": ["1", "1"]},
+        "f32 2 2 s 1",
+    ),
+    "cdist": (["f32 2 s 8", "f32 1 t 8"], {"p": 3.0}, "f32 2 s t"),
+    "pdist": (["f32 4 s"], {"p": 2.0}, "f32 6"),
+    "embedding_bag": (
+        ["!f32 4 8", "i64 8", "i64 s", "f32 8"],
+        {"mode": "sum", "include_last_offset": False, "padding_idx": "2"},
+        "f32 s 8",
+    ),
     "lstm_scan": (["f32 t s 32", "!f32 32 8", "!f32 32", "f32 s 8", "f32 s 8"], {}, "f32 2 t s 8"),
     "gru_scan": (["f32 t s 6", "f32 6 2", "!f32 6", "f32 s 2"], {}, "f32 t s 2"),
 }
@@ -220,7 +237,7 @@ def lowered():
 
 # ---------------------------------------------------------------- mutating
 NUMBERS = [-1, 0, 1, 2, 3, 7, 63, 2**20, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, -(2**63), 2**70, -(2**31) - 1]
-MODES = "tanh reflect replicate linear sum".split()
+MODES = "tanh reflect replicate linear sum mean max zeros border nearest bilinear".split()
 WORDS = [*WIDTH, *(name.split()[0] for name in OPS), "inf", "nan", "x", ""]
 WORDS += "int python temp const state size item sym floordiv mod max min le ne".split()
 
@@ -315,7 +332,10 @@ def array(spec, values, rng):
     shape = [values[d] for d in spec["dims"]]
     if np.prod([float(n) for n in shape]) > LARGE or max(shape, default=0) > LARGE:
         raise TooLarge
-    return rng.integers(0, 4, shape).astype(WIDTH[spec["dtype"]])
+    x = rng.integers(0, 4, shape)
+    if spec["dtype"] in ("i32", "i64") and x.ndim == 1 and x.size:
+        x = np.sort(x) - x.min()  # as offsets of bags have to be
+    return x.astype(WIDTH[spec["dtype"]])
 
 
 def attempt(data, rng):

@@ -73,16 +73,17 @@ Tensor fold(Build& b) {
   take_two(b, "stride", 1, job->stride);
   take_two(b, "padding", 0, job->padding);
   take_two(b, "dilation", 1, job->dilation);
+  using Wide = __int128;  // any sizes and any numbers of a file
   bool fit = x.rank >= 2 && out.rank == x.rank + 1;
   for (int d = 0; fit && d + 2 < x.rank; ++d) fit = x.dims[d] == out.dims[d];
   for (int d = 0; fit && d < 2; ++d) {
     job->size[d] = out.dims[x.rank - 1 + d];
-    const int64_t room = job->size[d] + 2 * job->padding[d] - job->dilation[d] * (job->kernel[d] - 1) - 1;
-    fit = room >= 0;
-    job->blocks[d] = fit ? room / job->stride[d] + 1 : 0;
+    const Wide room = Wide(job->size[d]) + 2 * job->padding[d] - job->dilation[d] * (job->kernel[d] - 1) - 1;
+    fit = room >= 0 && room < INT64_MAX;
+    job->blocks[d] = fit ? static_cast<int64_t>(room / job->stride[d] + 1) : 0;
   }
-  fit = fit && x.dims[x.rank - 1] == job->blocks[0] * job->blocks[1] &&
-        x.dims[x.rank - 2] == out.dims[x.rank - 2] * job->kernel[0] * job->kernel[1];
+  fit = fit && x.dims[x.rank - 1] == Wide(job->blocks[0]) * job->blocks[1] && x.dims[x.rank - 2] % job->kernel[0] == 0 &&
+        x.dims[x.rank - 2] / job->kernel[0] == Wide(out.dims[x.rank - 2]) * job->kernel[1];
   if (!fit) b.refuse("patches " + dims_text(x) + " are not those of " + dims_text(out) + ".");
   if (out.count() == 0) return out;
   job->planes = out.count() / (job->size[0] * job->size[1]);
@@ -108,7 +109,7 @@ Tensor distances(Build& b, DistanceJob* job, Tensor out, const Tensor& x, const 
   job->exponent.scalar[0].real = p;
   job->root.scalar[0].real = power ? 1 / p : 1;
   b.allocate(out);
-  const double work = results * static_cast<double>(job->size + 1);
+  const double work = results * (static_cast<double>(job->size) + 1);
   b.step(distance_kernel(p, x.dtype), job, out, {&x, &y}, (power ? 30 : 2) * work);
   return out;
 }
@@ -130,7 +131,7 @@ Tensor cdist(Build& b) {
 Tensor pdist(Build& b) {
   const Tensor &x = b.in(0), &out = b.out();
   const int64_t n = x.rank == 2 ? x.dims[0] : 0;
-  if (x.rank != 2 || out.rank != 1 || out.dims[0] != n * (n - 1) / 2)
+  if (x.rank != 2 || out.rank != 1 || out.dims[0] != static_cast<__int128>(n) * (n - 1) / 2)
     b.refuse(dims_text(out) + " are not the distances in " + dims_text(x) + ".");
   auto* job = b.make<DistanceJob>();
   job->pairs = true;
@@ -166,7 +167,7 @@ Tensor embedding_bag(Build& b) {
                factors = b.has(3) ? b.contiguous(b.cast(b.in(3), type)) : Tensor();
   b.allocate(out);
   b.step(bag_kernel(table.dtype), job, out, {&rows, &places, &starts, &factors},
-         2 * static_cast<double>(job->count * job->columns + out.count()));
+         2.0 * static_cast<double>(job->count) * static_cast<double>(job->columns) + static_cast<double>(out.count()));
   return out;
 }
 

@@ -152,6 +152,8 @@ TEST(an_index_out_of_range_is_an_error_of_its_call) {
       {"index_add", {"f32 5 3", "f32 4 1", "I 4"}, 2, {{"dims", {0}}}, "f32 5 3", 5, true},
       {"scatter", {"f32 5 3", "I 4 3", "f32 4 3"}, 1, {{"dim", 0}}, "f32 5 3", 5, false},
       {"scatter_reduce", {"f32 5 3", "I 5 2", "f32 5 2"}, 1, {{"dim", 1}, {"reduce", "sum"}}, "f32 5 3", 3, false},
+      {"embedding_bag", {"f32 5 67", "I 4", "i64 1"}, 1, {{"mode", "max"}, {"include_last_offset", false}}, "f32 1 67", 5, false},
+      {"embedding_bag", {"f16 5 3", "I 4", "i64 1"}, 1, {{"mode", "mean"}, {"include_last_offset", false}}, "f16 1 3", 5, false},
       {"embedding", {"f32 0 3", "I 4"}, 1, json::object(), "f32 4 3", 0, false},
       {"scatter", {"f32 0 3", "I 4 3", "f32 4 3"}, 1, {{"dim", 0}}, "f32 0 3", 0, false},
   };
@@ -253,6 +255,42 @@ TEST(numbers_of_a_file_may_be_nonsense) {
   refused("expand", {"f32 1 8"}, json::object(), "f32 1073741824 8");
 }
 
+TEST(samples_patches_distances_and_bags_may_be_nonsense) {
+  const Restore restore;
+  set_options({1, int64_t{64} << 20, int64_t{16} << 20});
+  constexpr int64_t huge = INT64_C(1) << 62, top = INT32_MAX;
+  const auto outcome = [](const std::string& op, const std::vector<std::string>& operands, const json& attrs,
+                          const std::string& result) { return failure([&] { Op(op, operands, attrs, result).run(); }); };
+  for (const char* mode : {"nearest", "bilinear", "bicubic"})
+    for (const char* padding : {"zeros", "border", "reflection"})
+      for (const bool corners : {false, true})
+        for (const char* type : {"f32", "f64"}) {
+          const json how = {{"mode", mode}, {"padding_mode", padding}, {"align_corners", corners}};
+          const std::string t = type;
+          CHECK_EQUAL(outcome("grid_sample", {t + " 1 2 5 7", t + " 1 13 11 2"}, how, t + " 1 2 13 11"), std::string());
+          CHECK_EQUAL(outcome("grid_sample", {t + " 1 65 1 1", t + " 1 1 1 2"}, how, t + " 1 65 1 1"), std::string());
+          CHECK(!outcome("grid_sample", {t + " 1 2 0 7", t + " 1 13 11 2"}, how, t + " 1 2 13 11").empty());
+        }
+  const auto fold = [](json kernel, json stride, json padding, json dilation) {
+    return json{{"kernel", kernel}, {"stride", stride}, {"padding", padding}, {"dilation", dilation}};
+  };
+  CHECK_EQUAL(outcome("fold", {"f32 1 6 5"}, fold({2, 3}, {top, top}, {top, 3}, {top, 2}), "f32 1 1 1 3"), std::string("[build] fold 'y': patches [1, 6, 5] are not those of [1, 1, 1, 3]."));
+  CHECK_EQUAL(outcome("fold", {"f32 1 6 9"}, fold({2, 3}, {2, 3}, {1, 2}, {1, 1}), "f32 1 1 4 5"), std::string());
+  CHECK(!outcome("fold", {"f32 1 6 1"}, fold({2, 3}, {1, 1}, {top, top}, {top, top}), "f32 1 0 4611686018427387904 4611686018427387904").empty());
+  for (const double p : {0.0, 0.3, 1.0, 2.0, 1e300})
+    for (const char* type : {"f32", "f64"}) {
+      const std::string t = type;
+      CHECK_EQUAL(outcome("cdist", {t + " 2 53 300", t + " 1 35 300"}, {{"p", p}}, t + " 2 53 35"), std::string());
+      CHECK_EQUAL(outcome("cdist", {t + " 3 0", t + " 4 0"}, {{"p", p}}, t + " 3 4"), std::string());
+      CHECK_EQUAL(outcome("pdist", {t + " 101 3"}, {{"p", p}}, t + " 5050"), std::string());
+    }
+  CHECK(!outcome("cdist", {"f32 3 2", "f32 4 2"}, {{"p", -1.0}}, "f32 3 4").empty());
+  CHECK(!outcome("pdist", {"f32 4611686018427387904 0"}, {{"p", 2.0}}, "f32 7").empty());
+  const json bag = {{"mode", "sum"}, {"include_last_offset", true}, {"padding_idx", huge}};
+  CHECK_EQUAL(outcome("embedding_bag", {"f32 5 131", "i64 9", "i32 1"}, bag, "f32 0 131"), std::string());
+  CHECK(!outcome("embedding_bag", {"f32 5 131", "i64 9", "i32 0"}, bag, "f32 0 131").empty());
+}
+
 TEST(an_operand_that_no_node_takes_has_any_rank) {
   json program = good_program();
   program["contract"]["inputs"].push_back({{"name", "z"}, {"dtype", "f32"}, {"dims", json::array()}});
@@ -317,6 +355,10 @@ TEST(threads_change_no_bit) {
       {"index_add", {"f32 65", "f32 65537", "i64 65537"}, {{"dims", {0}}}, "f32 65"},
       {"scatter", {"f32 65 131", "i64 1031 131", "f32 1031 131"}, {{"dim", 0}}, "f32 65 131"},
       {"scatter_reduce", {"f32 65537", "i64 65537", "f32 65537"}, {{"dim", 0}, {"reduce", "sum"}}, "f32 65537"},
+      {"grid_sample", {"f32 2 67 33 35", "f32 2 65 67 2"}, {{"mode", "bicubic"}, {"padding_mode", "border"}, {"align_corners", true}}, "f32 2 67 65 67"},
+      {"fold", {"f32 2 72 1155"}, {{"kernel", {3, 3}}, {"stride", {1, 1}}, {"padding", {1, 1}}, {"dilation", {1, 1}}}, "f32 2 8 33 35"},
+      {"cdist", {"f32 2 133 65", "f32 2 77 65"}, {{"p", 2.0}}, "f32 2 133 77"},
+      {"pdist", {"f32 201 65"}, {{"p", 3.0}}, "f32 20100"},
       {"argsort", {"f32 9 1031"}, {{"dim", 1}}, "i64 9 1031"},
       {"argsort", {"i64 301 77"}, {{"dim", 0}, {"descending", true}}, "i64 5 77"},
       {"cumsum", {"f32 333 131"}, {{"dim", 0}}, "f32 333 131"},
