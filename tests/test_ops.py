@@ -179,11 +179,8 @@ UNREACHED = {
         squeeze_copy.default squeeze_copy.dim transpose.int transpose_copy.int unfold.default unsqueeze.default
         view.default""",
     "a number becomes a rank-0 tensor on the way to Edge dialect": "add.Scalar sub.Scalar mul.Scalar div.Scalar",
-    "export has another form of it": """masked_fill.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
-        _unsafe_index.Tensor _unsafe_index_put.default""",
-    "decomposed on the way to Edge dialect": """arange.default arange.start chunk.default flatten.using_ints
-        ones.default ones_like.default reshape.default split_copy.Tensor sum.default zeros.default
-        zeros_like.default""",
+    "export has another form of it": "masked_fill.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor",
+    "decomposed on the way to Edge dialect": "chunk.default flatten.using_ints reshape.default split_copy.Tensor",
 }
 
 
