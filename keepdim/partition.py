@@ -29,6 +29,7 @@ from .dims import Dim, range_text
 from .errors import KeepdimError, fail
 from .propagate import settle
 from .reading import graph_modules, read, shape_env_of, to_dim
+from .rewrite import contiguous_layers
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
@@ -118,6 +119,8 @@ class GgmlPartitioner(Partitioner):
         self.contract, self.symbols = read(exported_program, self.names)
         self._whole = None
         keep_open(shape_env_of(n.meta.get("val") for n in exported_program.graph.nodes))
+        for gm in graph_modules(exported_program.graph_module):
+            contiguous_layers(gm)
         return exported_program
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:

@@ -14,7 +14,6 @@ import torch.fx.experimental._config as fx_config
 import torch.utils._pytree as pytree
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
-from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
@@ -27,7 +26,6 @@ from .reading import to_dim
 
 def settle(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, Dim]) -> None:
     """Make the sizes in the graph's metadata those that its ops give, at every sampled size; refuse what cannot be."""
-    _plain_strides(ep)
     if disagreement(ep, contract, symbols) is None:
         return
     propagate(ep)
@@ -128,17 +126,6 @@ def propagate(ep: ExportedProgram) -> None:
             except Exception:  # not ours to judge here: the graph's own word stays, and is compared again
                 continue
             n.meta["val"] = pytree.tree_map_only(torch.Tensor, _fresh, val)
-
-
-def _plain_strides(ep: ExportedProgram) -> None:
-    """Results are contiguous here, also those of an op that was kept whole (an LSTM gives its output transposed)."""
-    mode = detect_fake_mode([n.meta.get("val") for n in ep.graph.nodes])
-    for n in ep.graph.nodes if mode is not None else ():
-        if n.op == "call_function" and n.meta.get("val") is not None:
-            with mode:
-                n.meta["val"] = pytree.tree_map_only(
-                    torch.Tensor, lambda t: t if is_contiguous_or_false(t) else _fresh(t), n.meta["val"]
-                )
 
 
 def _fresh(t: torch.Tensor) -> torch.Tensor:

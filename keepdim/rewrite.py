@@ -19,6 +19,7 @@ from torch.fx import Node as FxNode
 from .dims import Dim, decide
 from .errors import fail
 from .reading import graph_modules, shape_env_of, to_dim
+from .tracing import LAYERS
 
 INT64_MAX = 2**63 - 1
 aten = torch.ops.aten
@@ -64,6 +65,21 @@ def _map_as_scan(gm: GraphModule) -> None:
         if n.target is torch.ops.higher_order.map_impl:
             body, mapped, others = n.args
             n.target, n.args = torch.ops.higher_order.scan, (body, [], mapped, others)
+
+
+def contiguous_layers(gm: GraphModule) -> None:
+    """A recurrent layer with the batch first gives its output transposed, where a delegate gives it contiguous. Edge
+    dialect copies all other views, but takes a layer that is kept whole at its word."""
+    for n in gm.graph.nodes:
+        if n.target is not operator.getitem or n.args[0].target not in LAYERS:
+            continue
+        batch_first, output = n.args[0].args[-1], n.args[1] == 0
+        if not (batch_first and output):
+            continue
+        with gm.graph.inserting_after(n):
+            copy = gm.graph.call_function(aten.clone.default, (n,), {"memory_format": torch.contiguous_format})
+        copy.meta = {**n.meta, "val": n.meta["val"].contiguous()}
+        n.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
 
 
 def _plain_layouts(ep: ExportedProgram) -> None:

@@ -29,9 +29,9 @@ SEES = {
     "propagate": {"errors", "dims", "contract", "reading"},
     "loops": {"errors", "reading", "frontend"},
     "kernels": {"_native", "errors", "frontend"},
-    "partition": {"errors", "dims", "contract", "reading", "ops", "frontend", "propagate"},
+    "partition": {"errors", "dims", "contract", "reading", "ops", "frontend", "propagate", "rewrite"},
     "trials": {"errors", "dims", "contract", "propagate"},
-    "rewrite": {"errors", "dims", "reading"},
+    "rewrite": {"errors", "dims", "reading", "tracing"},
     "tracing": set(),
     "capture": {
         *("errors", "dims", "contract", "reading", "signature"),

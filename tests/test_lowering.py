@@ -396,11 +396,13 @@ def test_a_transposed_example_is_not_baked_in() -> None:
         assert torch.equal(module(x), model(x))
 
 
-def test_an_op_that_gives_another_layout() -> None:
+@pytest.mark.parametrize("shapes", [({},), ({0: S(), 1: S(name="t")},)], ids=["static", "dynamic"])
+def test_an_op_that_gives_another_layout(shapes: Any) -> None:
     """An LSTM with the batch first gives its output transposed; the delegate does not."""
-    lstm = nn.LSTM(4, 6, batch_first=True)
-    model, module = lower(lambda m, x: m.lstm(x)[0], (torch.randn(3, 5, 4),), ({0: S(), 1: S(name="t")},), lstm=lstm)
-    for sizes in ((3, 5), (1, 1), (16, 7)):
+    lstm, x = nn.LSTM(4, 6, batch_first=True), torch.randn(3, 5, 4)
+    model, module = lower(lambda m, x: m.lstm(x)[0], (x,), shapes, lstm=lstm)
+    assert module.report.delegated["aten.lstm.input"] == 1
+    for sizes in ((3, 5), (1, 1), (16, 7), (3, 5)) if shapes[0] else ((3, 5),):
         x = torch.randn(*sizes, 4)
         assert (module(x) - model(x)).abs().max() < TOLERANCE
 

@@ -108,9 +108,11 @@ void bags(ggml_tensor*, int ith, int nth, void* userdata) {
     VectorOf<T> acc[kVectors] = {};
     const int64_t used = job.bag == Bag::max ? gather_rows<true>(job, range, from, n, acc)
                                              : gather_rows<false>(job, range, from, n, acc);
+    const bool last = bag == job.bags - 1 && range.end > range.begin;
+    const int64_t divisor = used + (last ? job.count - range.end : 0);  // torch counts what lies behind the last end
     T result[width];
     for (int v = 0; v < kVectors; ++v)
-      store_vector(result + v * lanes, job.bag == Bag::mean && used ? acc[v] / static_cast<T>(used) : acc[v]);
+      store_vector(result + v * lanes, job.bag == Bag::mean && divisor ? acc[v] / static_cast<T>(divisor) : acc[v]);
     S* y = static_cast<S*>(job.data[0]) + bag * job.columns + column;
     job.write(y, sizeof(S), result, sizeof(T), n);
   }

@@ -131,6 +131,8 @@ case("embedding_bag", lambda i, k, w, f: F.embedding_bag(i, w, _starts(k), mode=
      i="i64 <9: 3*n", k="i64 <3: n", w="9 6", f="3*n", n=N)  # fmt: skip
 case("embedding_bag", lambda i, k, w: F.embedding_bag(i, w, _ends(k), mode="sum", include_last_offset=True), "last",
      i="i64 <9: 3*n", k="i64 <3: n", w="9 6", n=N)  # fmt: skip
+case("embedding_bag", lambda i, k, w: F.embedding_bag(i, w, _ends(k), include_last_offset=True), "last before the end",
+     i="i64 <9: 3*n", k="i64 <3: n", w="9 6", n=N)  # fmt: skip
 case("embedding_bag", lambda i, k, w: F.embedding_bag(i, w, _ends(k + 2), include_last_offset=True), "last mean",
      i="i64 <9: 2*n", k="i64 <1: n", w="9 6", n=N)  # fmt: skip
 case("embedding_bag", lambda i, w: F.embedding_bag(i, w, mode="sum"), "by i32", i="i32 <9: b n", w="9 6", b=B, n=N)

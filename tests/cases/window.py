@@ -66,6 +66,8 @@ case("max_pool", nn.MaxPool1d(3, 2, 1), "1d", x="b 3 w", b=B, w=W)
 case("max_pool", nn.MaxPool2d(2), x="b 3 h w", b=B, h=H, w=W)
 case("max_pool", nn.MaxPool2d(3, 2, 1), "padded", x="b 3 h w", b=B, h=N, w=W)
 case("max_pool", nn.MaxPool2d((2, 3), (1, 2), (1, 0), (2, 1)), "each its own", x="b 3 h w", b=B, h=H, w=W)
+case("max_pool", nn.MaxPool2d((2, 3), (2, 1), (1, 0), 2, return_indices=True), "input between taps",
+     x="b 3 n w", b=B, n=N, w=(6, 34, 13, 34))  # fmt: skip
 case("max_pool_index", nn.MaxPool2d(2, return_indices=True), "indices", x="b 3 h w", b=B, h=H, w=W)
 case("max_pool", nn.MaxPool2d(3, 1, 1, return_indices=True), "nan", x="f32 nan: b 3 5 w", b=B, w=W)
 case("max_pool", nn.MaxPool2d(2), "unbatched", x="3 h w", h=H, w=W)
