@@ -290,7 +290,7 @@ void attention(ggml_tensor*, int ith, int nth, void* userdata) {
   Loop loop = job.loop;
   loop.push(parts, 0);
   const int64_t work = (job.width + job.value_width) * job.keys * (job.group * job.queries / parts + 1);
-  each_row(loop, work, ith, nth, [&](int64_t position, const int64_t* offset) {
+  each_unit(job, loop, work, ith, nth, [&](int64_t position, const int64_t* offset) {
     int64_t rest = position / parts, mask_offset = 0;
     for (int d = job.loop.rank - 1; d >= 0; --d) {
       mask_offset += rest % job.loop.dims[d] * job.mask_batch[d];

@@ -1,6 +1,7 @@
 // The ggml engine's own header: strided tensors, kernels and the `Build` that the rows of ops.cpp write to.
 // Dims are in torch's order everywhere; the reversal to ggml's `ne` happens in Build::mul_mat alone.
 #pragma once
+#include <atomic>
 #include <ggml-cpu.h>
 #include <ggml.h>
 
@@ -80,7 +81,19 @@ struct RunError {
 };
 
 // What a kernel gets. `data` is patched before a run; the rest is fixed by the build.
+// What threads take their units from, as they come: a core that is slower for a while takes fewer. The last to leave
+// winds it back for the next run; every thread comes to every kernel.
+struct Units {
+  std::atomic<int64_t> next{0};
+  std::atomic<int> left{0};  // threads that found nothing more
+
+  Units() = default;
+  Units(const Units&) {}
+  Units& operator=(const Units&) { return *this; }
+};
+
 struct Job {
+  mutable Units units;
   void* data[kMaxData] = {};  // result, operands
   Loop loop;
   RunError* error = nullptr;

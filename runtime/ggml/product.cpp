@@ -86,7 +86,7 @@ void product(ggml_tensor*, int ith, int nth, void* userdata) {
   Loop loop = job.loop;
   loop.push(parts, 0, 0, 0);
   loop.push(panels, kWidth * w, 0, kWidth * job.b_column);
-  each_row(loop, kWidth * job.k * (job.m / parts + 1), ith, nth, [&](int64_t position, const int64_t* offset) {
+  each_unit(job, loop, kWidth * job.k * (job.m / parts + 1), ith, nth, [&](int64_t position, const int64_t* offset) {
     const int64_t panel = position % panels, part = position / panels % parts;
     const Span span = share(tiles, static_cast<int>(part), static_cast<int>(parts));
     panel_product(job, {at<float>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]),
