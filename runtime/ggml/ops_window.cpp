@@ -163,7 +163,7 @@ Tensor pool(Build& b, Kernel kernel, PoolJob* job, int rank, Make&& make) {
     int64_t widest = 0;
     for (int64_t o = 0; o < job->out[d]; ++o) {
       windows[o] = make(d, o);
-      const bool between = job->step[d] > 1;  // taps may have the whole input between them; torch says -inf then
+      const bool between = job->step[d] > 1 && job->in[d] > 0;  // the input may lie between taps: -inf, as in torch
       if (windows[o].begin >= windows[o].end && !between)
         b.refuse("window " + std::to_string(o) + " of result " + dims_text(out) + " is outside of " + dims_text(x) + ".");
       widest = std::max(widest, windows[o].end - windows[o].begin);
