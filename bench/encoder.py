@@ -10,8 +10,9 @@ others log-uniform up to 32; lengths are log-normal around 40 tokens, up to 512;
 padded. That makes about 70,000 tokens a pass.
 
 Each peer is set up as its own documentation says for this case. It is prepared (exported, lowered) in one process, and
-loaded and run in another, with 2 threads. The first pass meets every shape for the first time, without a warm-up, so it
-holds what a peer does lazily (torch.compile compiles there); the steady pass is the best of three more over the stream.
+loaded and run in another, with 2 threads. The first pass meets every shape for the first time, without a warm-up and
+with empty caches, so it holds what a peer does lazily (torch.compile compiles there); the steady pass is the best of
+three more over the stream. Peers take turns, pass by pass, so that a noisy minute of the machine meets all of them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from typing import Any
 import numpy
 
 THREADS, BATCH, LENGTH = 2, 32, 512
+PASSES = 3  # after the first
+DONE = "@done"  # what a process says when it is loaded, and when its turn is over
 Run = Callable[[numpy.ndarray, numpy.ndarray], Any]  # ids, mask i64 [batch, length] → f32 [batch, 384]
 
 
@@ -228,8 +231,10 @@ def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int) 
     start = time.perf_counter()
     run = PEERS[name][2](folder)
     load = time.perf_counter() - start
-    loaded, times, results = memory("VmRSS"), [], []
+    loaded, times = memory("VmRSS"), []
+    print(DONE, flush=True)
     for _ in range(1 + passes):
+        sys.stdin.readline()  # its turn
         results = []
         times.append([])
         for ids, mask in inputs:
@@ -237,28 +242,60 @@ def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int) 
             y = run(ids, mask)
             times[-1].append(time.perf_counter() - start)
             results.append(numpy.array(y))
+        print(DONE, flush=True)
     peak = memory("VmHWM")
     numpy.save(folder / f"{name}.npy", numpy.concatenate(results))
     return {"load_s": load, "loaded_mib": loaded, "peak_mib": peak, "times": times}
 
 
-def child(*argv: str) -> None:
-    """This script again, quiet unless it fails."""
-    env = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
-    done = subprocess.run([sys.executable, __file__, *argv], env=env, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+class Peer:
+    """This script in another process, for one peer: prepared, then loaded, then run a pass at a time."""
+
+    def __init__(self, name: str, folder: Path, argv: list[str]):
+        self.name, self.folder, self.argv = name, folder, argv
+        start = time.perf_counter()
+        if PEERS[name][1] is not prepare_nothing:
+            self._start("--prepare")
+            self.finish()
+        self.prepared = time.perf_counter() - start
+
+    def _start(self, what: str) -> None:
+        threads = {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
+        env = {**os.environ, **threads, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
+        argv = [sys.executable, __file__, what, self.name, "--folder", str(self.folder), *self.argv]
+        self.errors = (self.folder / f"{self.name}.err").open("w+")
+        self.process = subprocess.Popen(
+            argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+
+    def load(self) -> None:
+        self._start("--run")
+        self._wait()
+
+    def turn(self) -> None:
+        """One pass over the stream."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self.process.stdout is not None
+        if not any(line.strip() == DONE for line in iter(self.process.stdout.readline, "")):
+            self.finish()
+
+    def finish(self) -> None:
+        self.process.communicate()
+        if self.process.returncode != 0:
+            self.errors.seek(0)
+            raise RuntimeError(f"{self.name} ended with {self.process.returncode}:\n{self.errors.read()[-3000:]}")
 
 
-def row(name: str, folder: Path, argv: list[str]) -> dict[str, Any]:
-    """Prepare and run one peer; what the CSV says of it."""
+def row(peer: Peer) -> dict[str, Any]:
+    """What the CSV says of a peer."""
     from importlib.metadata import version
 
-    start = time.perf_counter()
-    if PEERS[name][1] is not prepare_nothing:
-        child("--prepare", name, "--folder", str(folder), *argv)
-    prepared = time.perf_counter() - start
-    child("--run", name, "--folder", str(folder), *argv)
+    name, folder = peer.name, peer.folder
     found = json.loads((folder / f"{name}.json").read_text())
     first, *later = numpy.array(found["times"])
     steady = min(later, key=sum)
@@ -267,7 +304,7 @@ def row(name: str, folder: Path, argv: list[str]) -> dict[str, Any]:
     return {
         "peer": name,
         "version": version(PEERS[name][0]),
-        "prepare_s": prepared if PEERS[name][1] is not prepare_nothing else 0.0,  # with the imports of its process
+        "prepare_s": peer.prepared if PEERS[name][1] is not prepare_nothing else 0.0,  # with the imports of its process
         "load_s": found["load_s"],
         "first_s": first.sum(),
         "first_p50_ms": numpy.percentile(first, 50) * 1e3,
@@ -339,7 +376,7 @@ def main() -> None:
     if args.prepare:
         PEERS[args.prepare][1](Path(args.folder))
     elif args.run:
-        found = measure(args.run, Path(args.folder), pairs, 1 if args.quick else 3)
+        found = measure(args.run, Path(args.folder), pairs, 1 if args.quick else PASSES)
         (Path(args.folder) / f"{args.run}.json").write_text(json.dumps(found))
     elif args.draw:
         draw(args.csv)
@@ -353,8 +390,20 @@ def report(args: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:
     names = ["eager", *(n for n in args.peers.split(",") if n != "eager")]  # the others are compared with it
     rows = []
     with tempfile.TemporaryDirectory() as folder:
+        peers = []
         for name in names:
-            rows.append(row(name, Path(folder), ["--quick"] if args.quick else []))
+            print(f"preparing {name}", file=sys.stderr, flush=True)
+            peers.append(Peer(name, Path(folder), ["--quick"] if args.quick else []))
+        for peer in peers:
+            peer.load()
+        for i in range(1 + (1 if args.quick else PASSES)):
+            for peer in peers:
+                print(f"pass {i} of {peer.name}", file=sys.stderr, flush=True)
+                peer.turn()
+        for peer in peers:
+            peer.finish()
+        for peer in peers:
+            rows.append(row(peer))
             print(*(f"{k}={show(v)}" for k, v in rows[-1].items()), flush=True)
     if args.quick:
         return
