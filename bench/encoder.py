@@ -22,6 +22,7 @@ import csv
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -271,13 +272,16 @@ class Peer:
     def load(self) -> None:
         self._start("--run")
         self._wait()
+        self.process.send_signal(signal.SIGSTOP)
 
     def turn(self) -> None:
-        """One pass over the stream."""
+        """One pass over the stream. Between its turns the process is stopped: some peers' threads spin."""
+        self.process.send_signal(signal.SIGCONT)
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         self._wait()
+        self.process.send_signal(signal.SIGSTOP)
 
     def _wait(self) -> None:
         assert self.process.stdout is not None
@@ -285,6 +289,7 @@ class Peer:
             self.finish()
 
     def finish(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
         self.process.communicate()
         if self.process.returncode != 0:
             self.errors.seek(0)

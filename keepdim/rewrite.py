@@ -170,7 +170,8 @@ def _no_float_size(n: FxNode) -> NoReturn:
 def _clamp_ends(ep: ExportedProgram, n: FxNode, symbols: Mapping[str, Dim]) -> None:
     """`x[-5:]` or `x[:3]` of a tensor that may be shorter: write the end as max(size - 5, 0) or min(size, 3). Whoever
     traces the program again would otherwise ask whether it is, and keep the answer for the example."""
-    x, dim, *ends = n.args
+    x, *rest = n.args
+    dim, *ends = rest or [0]
     size = x.meta["val"].shape[dim]
     if isinstance(size, int):
         return

@@ -33,6 +33,8 @@ def _gather(b: Sink, name: str, a: Args, out: Shape) -> int:
     a.ignore("sparse_grad")
     axis = axis_of(a, "dim", len(b.shape(a.tensor("self")).dims))
     x, index = _whole(b, a.tensor("self")), _whole(b, a.tensor("index"))
+    if b.shape(index).dtype in ("u8", "i8", "i16"):  # torch takes them where they are empty
+        index = cast(b, index, "i64")
     y = b.emit(name, [x, index], Shape(out.dtype, b.shape(index).dims), dim=Dim.const(axis))
     return reshape(b, y, out.dims)
 
