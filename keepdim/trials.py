@@ -62,7 +62,8 @@ def sized(contract: Contract, leaves: Sequence[Any], values: Mapping[str, int]) 
 
 def _resized(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     x = x.detach()
-    rising = x.dim() == 1 and bool((x[1:] >= x[:-1]).all())  # offsets or bounds: the model may rely on it
+    ordered = x.dim() == 1 and not x.is_complex()
+    rising = ordered and bool((x[1:] >= x[:-1]).all())  # offsets or bounds: the model may rely on it
     for d, n in enumerate(sizes):
         if x.shape[d] != n:
             index = torch.arange(n) % max(x.shape[d], 1)
