@@ -75,8 +75,10 @@ def build(
     For an engine it goes through the passes; without one it is what there is to compute, as it was written.
     """
     b = _Builder(inputs, symbols)
+    nodes = list(nodes)
+    changed = {x for n in nodes for x in _changes(n)}
     for node, data in constants.items():
-        b.constant(node, data)
+        b.state(node, data) if node in changed else b.constant(node, data)
     for node in nodes:
         b.node(node)
     return b.finish(outputs, engine)
@@ -186,6 +188,14 @@ class _Builder:
             return
         self.weights[node.name] = data
         self.ids[node] = self._value(self._name(node.name), shape, "const", node.name)
+
+    def state(self, node: FxNode, data: torch.Tensor) -> None:
+        """A buffer that the program changes: it lives in the delegate, and nothing of it stands in the file."""
+        with unset_fake_temporarily():
+            if bool(data.any()):
+                fail("lower", f"buffer {node.name!r}", "is changed by the model and does not begin as zeros")
+        shape = Shape(dtype_name(data.dtype, node.name), tuple(Dim.const(d) for d in data.shape))
+        self.ids[node] = self._value(self._name(node.name), shape, "state", node.name)
 
     # -- nodes
     def node(self, node: FxNode) -> None:
@@ -315,6 +325,14 @@ class _Builder:
             self.places = [Place(q.kind, q.input, q.index, swap(q.dim)) for q in self.places]
 
 
+def _changes(node: FxNode) -> Iterator[FxNode]:
+    """The arguments that a call writes to."""
+    target = overload(node)
+    for arg, x in zip(target._schema.arguments, node.args, strict=False) if target else ():
+        if arg.alias_info is not None and arg.alias_info.is_write and isinstance(x, FxNode):
+            yield x
+
+
 def _map_attr(f: Any, v: Any) -> Any:
     return f(v) if isinstance(v, Dim) else tuple(map(f, v)) if isinstance(v, tuple) else v
 
@@ -387,5 +405,5 @@ def _by_content(lowered: Lowered) -> Lowered:
             keys[name] = hashlib.sha256(raw).hexdigest()[:32]
             weights[keys[name]] = data
     p = lowered.program
-    values = tuple(Value(v.name, v.dtype, v.dims, v.kind, keys.get(v.key, "")) for v in p.values)
+    values = tuple(Value(v.name, v.dtype, v.dims, v.kind, keys.get(v.key, v.key)) for v in p.values)
     return Lowered(replace(p, values=values), weights)

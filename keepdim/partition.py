@@ -27,12 +27,14 @@ from . import frontend, ops
 from .contract import Contract
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail
+from .passes import Lowered
 from .propagate import settle
 from .reading import graph_modules, read, shape_env_of, to_dim
 from .rewrite import contiguous_layers
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
+READY: dict[str, Lowered] = {}  # delegates that need no lowering any more, by what their compile spec says
 
 
 class OpenShapeEnv(ShapeEnv):
@@ -59,8 +61,11 @@ class KeepdimGgml(BackendDetails):
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """Program as JSON, weights as named data."""
-        spec = next(s for s in compile_specs if s.key == "symbols")
-        lowered = frontend.lower_program(edge_program, decode_symbols(spec.value), GgmlPartitioner.engine)
+        given = {s.key: s.value for s in compile_specs}
+        if "ready" in given:
+            lowered = READY.pop(given["ready"].decode())
+        else:
+            lowered = frontend.lower_program(edge_program, decode_symbols(given["symbols"]), GgmlPartitioner.engine)
         store = NamedDataStore()
         for key, data in lowered.weights.items():
             store.add_named_data(key, data, alignment=ALIGNMENT)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from . import torch_ops
 from .contract import DTYPES
 from .dims import Dim
 from .errors import fail
@@ -311,6 +312,7 @@ MEANING: dict[str, Meaning] = {
     "atan2": _with_tensor(torch.atan2),
     "avg_pool": _avg_pool,
     "batch_norm": _batch_norm,
+    "cached_attention": lambda c: torch_ops.cached_attention(*c.ins[:3], *c.ins[4:], c.ins[3], **c.attrs),
     "cast": lambda c: c.ins[0].to(c.dtype),
     "cat": lambda c: torch.cat(c.ins, c.attrs["dim"]),
     "cdist": _cdist,

@@ -67,6 +67,18 @@ void copy_contiguous(const Tensor& t, std::vector<char>& out) {
   }
 }
 
+// What delegates of one loaded file share. A file is known by its named data, which lives as long as its handles do.
+std::shared_ptr<States> states_of(const et::NamedDataMap* file) {
+  if (!file) return std::make_shared<States>();
+  static auto* const mutex = new std::mutex;
+  static auto* const files = new std::map<const et::NamedDataMap*, std::weak_ptr<States>>;
+  std::lock_guard<std::mutex> lock(*mutex);
+  for (auto it = files->begin(); it != files->end();) it = it->second.expired() ? files->erase(it) : std::next(it);
+  std::shared_ptr<States> states = (*files)[file].lock();
+  if (!states) (*files)[file] = states = std::make_shared<States>();
+  return states;
+}
+
 struct Handle {
   std::map<std::string, et::FreeableBuffer> weights;  // first: the delegate points into them
   std::unique_ptr<Delegate> delegate;
@@ -158,7 +170,8 @@ class EngineBackend final : public et::BackendInterface {
       h = std::make_unique<Handle>();
       const et::NamedDataMap* data = context.get_named_data_map();
       const std::string_view json(static_cast<const char*>(processed->data()), processed->size());
-      h->delegate = std::make_unique<Delegate>(info_, json, [&](const std::string& key) { return weight(*h, data, key); });
+      h->delegate = std::make_unique<Delegate>(info_, json, [&](const std::string& key) { return weight(*h, data, key); },
+                                              states_of(data));
       processed->Free();
       const Contract& contract = h->delegate->program().contract;
       h->args.resize(contract.inputs.size());

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -172,10 +173,36 @@ void PlanCache::clear() {
   bytes_ = 0;
 }
 
+// ---- States
+
+void* States::find(const std::string& key, size_t bytes) {
+  constexpr size_t align = 64;
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto it = all_.find(key);
+  if (it == all_.end()) {
+    // calloc's pages are zeros that cost nothing until they are touched.
+    char* data = static_cast<char*>(std::calloc(bytes + align, 1));
+    if (!data) fail(Code::out_of_memory, "[load] state '" + key + "': " + std::to_string(bytes) + " bytes could not be allocated.");
+    it = all_.emplace(key, Memory{{data, std::free}, bytes}).first;
+    bytes_ += bytes;
+  }
+  if (it->second.bytes != bytes) {
+    fail(Code::invalid_program, "[load] state '" + key + "': " + std::to_string(bytes) + " bytes expected, another delegate of the file has " +
+                                    std::to_string(it->second.bytes) + ". Lower the model again.");
+  }
+  const auto address = reinterpret_cast<uintptr_t>(it->second.data.get());
+  return reinterpret_cast<void*>((address + align - 1) / align * align);
+}
+
+size_t States::bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return bytes_;
+}
+
 // ---- Delegate
 
-Delegate::Delegate(const EngineInfo& engine, std::string_view json, const Weights& weights)
-    : info_(engine), program_(Program::parse(json)) {
+Delegate::Delegate(const EngineInfo& engine, std::string_view json, const Weights& weights, std::shared_ptr<States> states)
+    : info_(engine), program_(Program::parse(json)), states_(std::move(states)) {
   info_.check(program_);
   counters_.engine = info_.name;
   collect_key(program_.nodes);
@@ -227,13 +254,18 @@ Weights Delegate::checked(const Weights& weights) {
   auto all = std::make_shared<std::map<std::string, Bytes>>();
   for (const Value& value : program_.values) {
     if (value.kind != Value::Kind::constant && value.kind != Value::Kind::state) continue;
+    const size_t expected = weight_size(program_, value);
+    if (value.kind == Value::Kind::state) {
+      (*all)[value.key] = {states_->find(value.key, expected), expected};
+      counters_.state_bytes += expected;
+      continue;
+    }
     const auto [it, added] = all->try_emplace(value.key);
     Bytes& bytes = it->second;
     if (added) {
       bytes = weights(value.key);
       counters_.weight_bytes += bytes.size;
     }
-    const size_t expected = weight_size(program_, value);
     if (bytes.size != expected) {
       fail(Code::invalid_program, "[load] weight '" + value.key + "': " + std::to_string(expected) + " bytes expected for " +
                                       dtype_name(value.dtype) + " " + shape_text(program_, value) + ", found " +

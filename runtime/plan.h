@@ -19,7 +19,7 @@ struct Counters {
   std::string engine;
   uint64_t calls = 0;
   uint64_t built = 0, reused = 0, evicted = 0;
-  uint64_t plans = 0, plan_bytes = 0, arena_bytes = 0, weight_bytes = 0, packed_bytes = 0;
+  uint64_t plans = 0, plan_bytes = 0, arena_bytes = 0, weight_bytes = 0, packed_bytes = 0, state_bytes = 0;
 };
 
 // Plans by the values of the dims that building reads. The whole key is compared; least recently used go first.
@@ -47,6 +47,22 @@ class PlanCache {
   size_t bytes_ = 0;
 };
 
+// What stays between calls, by key: zeros at first. Delegates of one file share it; they are run one at a time.
+class KEEPDIM_API States {
+ public:
+  void* find(const std::string& key, size_t bytes);  // the same memory for the same key; another size is an error
+  size_t bytes() const;
+
+ private:
+  struct Memory {
+    std::unique_ptr<char, void (*)(void*)> data;
+    size_t bytes;
+  };
+  mutable std::mutex mutex_;
+  std::unordered_map<std::string, Memory> all_;
+  size_t bytes_ = 0;
+};
+
 // The caller's side of one output: make it this size, say where to write.
 class Outputs {
  public:
@@ -57,7 +73,8 @@ class Outputs {
 
 class KEEPDIM_API Delegate {
  public:
-  Delegate(const EngineInfo& engine, std::string_view json, const Weights& weights);
+  Delegate(const EngineInfo& engine, std::string_view json, const Weights& weights,
+           std::shared_ptr<States> states = std::make_shared<States>());
   ~Delegate();
   Delegate(const Delegate&) = delete;
   Delegate& operator=(const Delegate&) = delete;
@@ -78,6 +95,7 @@ class KEEPDIM_API Delegate {
   const Program program_;
   mutable std::mutex mutex_;
   std::vector<DimId> key_dims_;
+  std::shared_ptr<States> states_;
   std::vector<std::unique_ptr<char[]>> copies_;  // of weights whose memory is not aligned
   std::unique_ptr<Engine> engine_;
   PlanCache cache_;  // after the engine: plans go first

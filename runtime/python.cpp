@@ -399,6 +399,7 @@ nb::dict counters_dict(const Counters& c) {
   out["plan_bytes"] = c.plan_bytes;
   out["arena_bytes"] = c.arena_bytes;
   out["packed_bytes"] = c.packed_bytes;
+  out["state_bytes"] = c.state_bytes;
   out["weight_bytes"] = c.weight_bytes;
   return out;
 }

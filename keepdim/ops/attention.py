@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from .. import torch_ops  # noqa: F401  (defines the ops)
 from ..dims import Dim, decide
 from ..program import NONE
 from .table import Args, Shape, Sink, Unsupported, aten, op
@@ -37,4 +40,10 @@ def _need_fit(have: Dim, want: Dim, divides: bool) -> None:
         raise Unsupported(f"broadcasting {have} to {want} is not decided by the contract")
 
 
+def _cached(b: Sink, name: str, a: Args, out: Shape) -> int:
+    ins = [a.tensor(n) for n in ("query", "key", "value", "position", "key_cache", "value_cache")]
+    return b.emit(name, ins, out, scale=a.number("scale"))
+
+
+op("cached_attention", torch.ops.keepdim.cached_attention.default, lower=_cached)
 op("sdpa", aten.scaled_dot_product_attention.default, lower=_sdpa)

@@ -40,6 +40,12 @@ struct Panel {
   const char* mask[kWidth];
 };
 
+// How many keys there are, and how many of them lie before the queries' own; decided by data where there is a cache.
+struct Reach {
+  int64_t keys, before;
+  bool causal;
+};
+
 struct Unit {  // one head of keys and values, some panels of queries
   const AttentionJob& job;
   const char *k, *v;
@@ -149,10 +155,11 @@ void attend(const Unit& u, Panel& p, int64_t first, int64_t keys) {
                         job.value_width, u.v_step);
 }
 
-// A copy without gaps.
-void gather_rows(float* y, const char* x, int64_t rows, int64_t n, int64_t row, int64_t step) {
+// A copy in f32 without gaps.
+void gather_rows(float* y, Convert read, const char* x, int64_t rows, int64_t n, int64_t row, int64_t step) {
   for (int64_t r = 0; r < rows; ++r, y += n, x += row) {
-    if (step == sizeof(float)) std::memcpy(y, x, n * sizeof(float));
+    if (read) read(y, sizeof(float), x, step, n);
+    else if (step == sizeof(float)) std::memcpy(y, x, n * sizeof(float));
     else for (int64_t i = 0; i < n; ++i) y[i] = *reinterpret_cast<const float*>(x + i * step);
   }
 }
@@ -197,7 +204,7 @@ void pack_queries(const AttentionJob& job, Panel& p, const char* const* from) {
     }
 }
 
-void start_panel(const AttentionJob& job, Panel& p, Span columns, const char* q, const char* mask) {
+void start_panel(const AttentionJob& job, const Reach& reach, Panel& p, Span columns, const char* q, const char* mask) {
   p.columns = static_cast<int>(columns.end - columns.begin);
   p.last = 0;
   const char* from[kWidth];
@@ -205,16 +212,16 @@ void start_panel(const AttentionJob& job, Panel& p, Span columns, const char* q,
   for (int c = 0; c < kWidth; ++c) {
     p.top[c] = -kInfinity;
     p.weight[c] = 0;
-    p.limit[c] = job.keys;
+    p.limit[c] = reach.keys;
     if (c >= p.columns) continue;
     from[c] = q + head * job.q_head + row * job.q_row;
     p.mask[c] = mask + head * job.mask_head + row * job.mask_row;
-    if (job.causal) p.limit[c] = std::min(row + 1, job.keys);
+    if (reach.causal) p.limit[c] = std::min(reach.before + row + 1, reach.keys);
     p.last = std::max(p.last, p.limit[c]);
     if (++row == job.queries) row = 0, ++head;
   }
   pack_queries(job, p, from);
-  if (job.keys == 0) std::fill(p.sum, p.sum + job.value_width * kWidth, 0.0f);
+  if (reach.keys == 0) std::fill(p.sum, p.sum + job.value_width * kWidth, 0.0f);
 }
 
 void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* y) {
@@ -240,7 +247,7 @@ void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* 
     for (int c = 0; c < p.columns; ++c) to[c][e] = p.sum[e * kWidth + c] * scale[c];
 }
 
-void run_unit(const AttentionJob& job, Span panels, const int64_t* offset, int64_t mask_offset) {
+void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const int64_t* offset, int64_t mask_offset) {
   const int64_t count = panels.end - panels.begin, columns = job.group * job.queries;
   const int64_t of_panel = (job.width + job.value_width) * kWidth;
   float* room = scratch(count * of_panel + kKeys * (kWidth + job.width + job.value_width));
@@ -253,7 +260,7 @@ void run_unit(const AttentionJob& job, Span panels, const int64_t* offset, int64
     all[i].queries = room + i * of_panel;
     all[i].sum = all[i].queries + job.width * kWidth;
     const int64_t first = (panels.begin + i) * kWidth;
-    start_panel(job, all[i], {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
+    start_panel(job, reach, all[i], {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
                 static_cast<const char*>(job.data[4]) + mask_offset);
     last = std::max(last, all[i].last);
   }
@@ -261,10 +268,10 @@ void run_unit(const AttentionJob& job, Span panels, const int64_t* offset, int64
     const int64_t keys = std::min(kKeys, last - first);
     unit.k = at<char>(job.data[2], offset[2] + first * job.k_row);
     unit.v = at<char>(job.data[3], offset[3] + first * job.v_row);
-    if (count > 1) {
+    if (count > 1 || job.read) {
       float* v_copy = k_copy + kKeys * job.width;
-      gather_rows(k_copy, unit.k, keys, job.width, job.k_row, job.k_step);
-      gather_rows(v_copy, unit.v, keys, job.value_width, job.v_row, job.v_step);
+      gather_rows(k_copy, job.read, unit.k, keys, job.width, job.k_row, job.k_step);
+      gather_rows(v_copy, job.read, unit.v, keys, job.value_width, job.v_row, job.v_step);
       unit.k = reinterpret_cast<char*>(k_copy);
       unit.v = reinterpret_cast<char*>(v_copy);
       unit.k_step = unit.v_step = sizeof(float);
@@ -289,19 +296,43 @@ void attention(ggml_tensor*, int ith, int nth, void* userdata) {
     parts = std::min(panels, std::max(parts, (4 * nth + heads - 1) / heads));
   Loop loop = job.loop;
   loop.push(parts, 0);
-  const int64_t work = (job.width + job.value_width) * job.keys * (job.group * job.queries / parts + 1);
+  Reach reach{job.keys, 0, job.causal};
+  if (job.data[5]) {
+    const int64_t before = *static_cast<const int64_t*>(job.data[5]);
+    if (before < 0 || before > job.keys - job.queries) return;  // the store has failed
+    reach = {before + job.queries, before, true};
+  }
+  const int64_t work = (job.width + job.value_width) * reach.keys * (job.group * job.queries / parts + 1);
   each_unit(job, loop, work, ith, nth, [&](int64_t position, const int64_t* offset) {
     int64_t rest = position / parts, mask_offset = 0;
     for (int d = job.loop.rank - 1; d >= 0; --d) {
       mask_offset += rest % job.loop.dims[d] * job.mask_batch[d];
       rest /= job.loop.dims[d];
     }
-    run_unit(job, share(panels, static_cast<int>(position % parts), static_cast<int>(parts)), offset, mask_offset);
+    run_unit(job, reach, share(panels, static_cast<int>(position % parts), static_cast<int>(parts)), offset, mask_offset);
+  });
+}
+
+void store(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const StoreJob*>(userdata);
+  const int64_t before = *static_cast<const int64_t*>(job.data[2]);
+  if (before < 0 || before > job.limit - job.rows) {
+    if (ith == 0)
+      job.fail(0, std::to_string(job.rows) + " new rows at position " + std::to_string(before) + " do not fit a cache of " +
+                      std::to_string(job.limit) + ".");
+    return;
+  }
+  Loop loop = job.loop;
+  loop.push(job.rows, job.row, job.x_row);
+  each_row(loop, job.size, ith, nth, [&](int64_t, const int64_t* offset) {
+    job.convert(at<char>(job.data[0], offset[0] + before * job.row), job.size ? job.row / job.size : 0,
+                at<char>(job.data[1], offset[1]), job.x_step, job.size);
   });
 }
 
 }  // namespace
 
+Kernel store_kernel() { return store; }
 Kernel attention_kernel() { return attention; }
 
 }  // namespace keepdim::ggml

@@ -172,15 +172,24 @@ struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, t
   const float* packed = nullptr;     // the second operand in panels, instead of as it lies
   Block activation = nullptr;        // of the result
 };
-struct AttentionJob : Job {  // `loop` is over the batch and the heads of keys and values; operands q, k, v, mask
+// `loop` is over the batch and the heads of keys and values; operands q, k, v, mask, and how many keys were there before
+// the queries' own (i64): each query then sees those and its own up to itself.
+struct AttentionJob : Job {
   int64_t group = 1;       // heads of queries for each head of keys
   int64_t queries = 0, keys = 0, width = 0, value_width = 0;
   int64_t q_head = 0, q_row = 0, q_step = 0;  // all strides in bytes
   int64_t k_row = 0, k_step = 0, v_row = 0, v_step = 0, y_head = 0, y_row = 0;
   int64_t mask_batch[kMaxRank] = {}, mask_head = 0, mask_row = 0, mask_step = 0;
+  Convert read = nullptr;  // of keys and values, where they are not f32
   float scale = 1;
   bool causal = false, bool_mask = false;
   bool safe = true;  // as torch's own attention; false: as it is written by hand, where a row of -inf gives NaN
+};
+
+struct StoreJob : Job {   // rows of x into a state, behind as many as the second operand says; `loop`: state, x
+  int64_t rows = 0, size = 0, limit = 0;  // size: elements of a row; limit: rows of the state
+  int64_t row = 0, x_row = 0, x_step = 0;  // strides in bytes
+  Convert convert = nullptr;
 };
 
 struct ScanJob : Job {  // operands: gates of the input [steps, batch, gates * size], weight, bias, first state, first cell
@@ -221,6 +230,7 @@ int64_t packed_floats(int64_t k, int64_t n);
 // Panels of weight[k, n]; strides in bytes.
 void pack_weight(float* packed, const void* weight, int64_t k, int64_t n, int64_t step, int64_t column);
 Kernel attention_kernel();                                 // AttentionJob, f32
+Kernel store_kernel();                                     // StoreJob
 Kernel recurrent_kernel(Cell cell);                        // ScanJob, f32
 Kernel pack_kernel();                                      // ScanJob: a weight [batch, size] into panels
 
@@ -285,7 +295,7 @@ struct AttrRule {
 using TypeMask = uint16_t;
 
 // `types` has a letter for each operand (the last serves all that follow), then > and one for the result:
-// T one dtype of `allowed` for all, * any of `allowed`, b bool, i an index (i64 or i32), l i64, m T or bool.
+// T one dtype of `allowed` for all, * any of `allowed`, b bool, i an index (i64 or i32), l i64, m T or bool, S a state.
 struct Rule {
   int min_ins, max_ins;  // max -1: any number
   uint8_t optional;      // bit i: operand i may be missing
@@ -336,6 +346,7 @@ class Build {
 
   // For rows: the node under construction.
   size_t ins() const { return node_->node->ins.size(); }
+  bool is_state(size_t i) const { return program_.values[node_->node->ins[i]].kind == Value::Kind::state; }
   bool has(size_t i) const { return i < ins() && node_->node->ins[i] != kNone; }
   const Tensor& in(size_t i) const { return widened_.empty() ? values_[node_->node->ins[i]] : widened_[i]; }
   const Tensor& out() const { return out_; }  // contiguous, no buffer yet

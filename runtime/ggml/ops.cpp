@@ -58,6 +58,7 @@ struct Check {
       case 'b': return need(has == DType::boolean, "bool");
       case 'i': return need(has == DType::i64 || has == DType::i32, "i64 or i32");
       case 'l': return need(has == DType::i64, "i64");
+      case 'S': return need(has == DType::f32 || has == DType::f16 || has == DType::bf16, "f32, f16 or bf16");
       case 'm': return need(has == same || has == DType::boolean, std::string(dtype_name(same)) + " or bool");
       case 'T': need(has == same, dtype_name(same)); [[fallthrough]];
       default:

@@ -196,13 +196,9 @@ int64_t stride_at(const Tensor& x, const Tensor& out, int d) {
   return own >= 0 && x.dims[own] != 1 ? x.strides[own] : 0;
 }
 
-Tensor attention(Build& b) {
-  const Tensor &q = b.in(0), &k = b.in(1), &v = b.in(2);
-  Tensor out = b.out(), scores = out;
+// The job of queries q over heads of keys and values, strides and loop; `out` gets its memory here.
+AttentionJob* attention_job(Build& b, Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v) {
   const int rank = out.rank, head = rank - 3;
-  if (k.rank >= 2 && rank >= 2) scores.dims[rank - 1] = k.dims[k.rank - 2];
-  check_attention(b, scores);
-  if (out.count() == 0) return out;
   if (head >= 0) {  // as [.., queries, heads, width]: what follows reads it so
     out.strides[head] = out.dims[rank - 1] * out.width();
     out.strides[rank - 2] = out.strides[head] * out.dims[head];
@@ -212,7 +208,7 @@ Tensor attention(Build& b) {
   const int64_t heads = head >= 0 && k.rank >= 3 ? k.dims[k.rank - 3] : 1;
   job->group = head >= 0 ? out.dims[head] / heads : 1;
   job->queries = out.dims[rank - 2];
-  job->keys = scores.dims[rank - 1];
+  job->keys = k.dims[k.rank - 2];
   job->width = q.dims[rank - 1];
   job->value_width = out.dims[rank - 1];
   job->q_row = q.strides[rank - 2], job->q_step = q.strides[rank - 1];
@@ -220,6 +216,29 @@ Tensor attention(Build& b) {
   job->v_row = v.strides[v.rank - 2], job->v_step = v.strides[v.rank - 1];
   job->y_row = out.strides[rank - 2];
   job->scale = static_cast<float>(b.number("scale"));
+  for (int d = 0; d < head; ++d)
+    job->loop.push(out.dims[d], out.strides[d], q.strides[d], stride_at(k, out, d), stride_at(v, out, d));
+  if (head >= 0) {
+    job->q_head = q.strides[head], job->y_head = out.strides[head];
+    job->loop.push(heads, job->group * job->y_head, job->group * job->q_head, stride_at(k, out, head),
+                   stride_at(v, out, head));
+  }
+  return job;
+}
+
+double attention_cost(const AttentionJob& job, const Tensor& out) {
+  return static_cast<double>(out.count() / job.value_width) * static_cast<double>(job.keys) *
+         static_cast<double>(job.width + job.value_width);
+}
+
+Tensor attention(Build& b) {
+  const Tensor &q = b.in(0), &k = b.in(1), &v = b.in(2);
+  Tensor out = b.out(), scores = out;
+  const int rank = out.rank, head = rank - 3;
+  if (k.rank >= 2 && rank >= 2) scores.dims[rank - 1] = k.dims[k.rank - 2];
+  check_attention(b, scores);
+  if (out.count() == 0) return out;
+  AttentionJob* job = attention_job(b, out, q, k, v);
   job->causal = b.flag("causal");
   job->safe = !b.attr("safe") || b.flag("safe");
   Tensor mask;
@@ -229,17 +248,53 @@ Tensor attention(Build& b) {
     job->mask_row = stride_at(mask, scores, rank - 2);
     job->mask_step = stride_at(mask, scores, rank - 1);
     for (int d = 0; d <= head; ++d) job->mask_batch[d] = stride_at(mask, scores, d);
+    if (head >= 0) job->mask_head = job->mask_batch[head], job->mask_batch[head] *= job->group;
   }
-  for (int d = 0; d < head; ++d)
-    job->loop.push(out.dims[d], out.strides[d], q.strides[d], stride_at(k, out, d), stride_at(v, out, d));
-  if (head >= 0) {
-    job->q_head = q.strides[head], job->y_head = out.strides[head], job->mask_head = job->mask_batch[head];
-    job->loop.push(heads, job->group * job->y_head, job->group * job->q_head, stride_at(k, out, head),
-                   stride_at(v, out, head));
-    job->mask_batch[head] *= job->group;
-  }
-  const double cost = static_cast<double>(scores.count()) * static_cast<double>(job->width + job->value_width);
-  b.step(attention_kernel(), job, out, {&q, &k, &v, &mask}, cost);
+  b.step(attention_kernel(), job, out, {&q, &k, &v, &mask}, attention_cost(*job, out));
+  return out;
+}
+
+// Rows of x behind those of the state that are filled.
+void store(Build& b, const Tensor& state, const Tensor& x, const Tensor& position) {
+  auto* job = b.make<StoreJob>();
+  job->rows = x.dims[2];
+  job->size = x.dims[3];
+  job->limit = state.dims[2];
+  job->row = state.strides[2];
+  job->x_row = x.strides[2];
+  job->x_step = x.strides[3];
+  job->convert = converter(x.dtype, state.dtype);
+  for (int d = 0; d < 2; ++d) job->loop.push(x.dims[d], state.strides[d], x.strides[d]);
+  b.step(store_kernel(), job, state, {&x, &position}, static_cast<double>(x.count()));
+}
+
+// New keys and values into their caches, then attention over the filled rows, up to each query's own.
+Tensor cached_attention(Build& b) {
+  const Tensor &q = b.in(0), &position = b.in(3);
+  Tensor out = b.out();
+  const auto fits_cache = [&](const Tensor& x, const Tensor& cache) {
+    return x.rank == 4 && cache.rank == 4 && x.dims[0] == cache.dims[0] && x.dims[0] == q.dims[0] &&
+           x.dims[1] == cache.dims[1] && x.dims[2] == q.dims[2] && x.dims[3] == cache.dims[3];
+  };
+  const Tensor &k = b.in(4), &v = b.in(5);
+  const bool fine = q.rank == 4 && fits_cache(b.in(1), k) && fits_cache(b.in(2), v) && k.dims[3] == q.dims[3] &&
+                    k.dims[1] == v.dims[1] && k.dims[2] == v.dims[2] && k.dims[1] > 0 && q.dims[1] % k.dims[1] == 0;
+  Tensor expected = q;
+  expected.dims[3] = v.dims[3];
+  if (!fine || !same_dims(expected, out))
+    b.refuse(dims_text(q) + ", " + dims_text(b.in(1)) + " and " + dims_text(b.in(2)) + " do not fit caches " + dims_text(k) +
+             " and " + dims_text(v) + ".");
+  if (!b.is_state(4) || !b.is_state(5)) b.refuse("its caches are no state.");
+  if (position.count() != 1) b.refuse("its position is not one number but " + dims_text(position) + ".");
+  if (q.dims[2] > k.dims[2])
+    b.refuse(std::to_string(q.dims[2]) + " new rows do not fit a cache of " + std::to_string(k.dims[2]) + ".");
+  if (out.count() == 0) return out;
+  store(b, k, b.in(1), position);
+  store(b, v, b.in(2), position);
+  AttentionJob* job = attention_job(b, out, q, k, v);
+  job->read = k.dtype == DType::f32 ? nullptr : converter(k.dtype, DType::f32);
+  const Tensor mask;
+  b.step(attention_kernel(), job, out, {&q, &k, &v, &mask, &position}, attention_cost(*job, out));
   return out;
 }
 
@@ -295,6 +350,7 @@ Tensor recurrent(Build& b) {
 constexpr TypeMask kNumbers = kAll & ~bit(DType::boolean);
 constexpr Attrs kActivation = {{"activation", AttrKind::text, false}};
 constexpr Attrs kReverse = {{"reverse", AttrKind::flag, false}};
+constexpr Attrs kScale = {{"scale", AttrKind::number, true}};
 constexpr Attrs kAttention = {
     {"scale", AttrKind::number, true}, {"causal", AttrKind::flag, false}, {"safe", AttrKind::flag, false}};
 
@@ -305,6 +361,7 @@ constexpr Row kRows[] = {
     {"gru_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::gru>},
     {"rnn_tanh_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_tanh>},
     {"rnn_relu_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_relu>},
+    {"cached_attention", {6, 6, 0, "TTTlSS>T", kF32, kScale}, cached_attention},
     {"sdpa", {3, 4, 8, "TTTm>T", kHalfOrSingle, kAttention, true}, attention},
 };
 

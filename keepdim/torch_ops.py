@@ -1,0 +1,75 @@
+"""Ops of our own that stand in exported graphs where torch has none. What they do in torch is their reference.
+
+An op that changes a buffer of the model makes that buffer the delegate's state: it begins as zeros, stays between
+calls, and is never copied.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+LIBRARY = torch.library.Library("keepdim", "DEF")
+LIBRARY.define(
+    "cached_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+    "Tensor position, float scale) -> Tensor"
+)
+
+
+def cached_attention(
+    query: torch.Tensor,  # [batch, heads, new, width]
+    key: torch.Tensor,  # [batch, kv heads, new, width]
+    value: torch.Tensor,
+    key_cache: torch.Tensor,  # [batch, kv heads, context, width]
+    value_cache: torch.Tensor,
+    position: torch.Tensor,  # i64 [1]: how many rows of the caches are filled
+    scale: float,
+) -> torch.Tensor:
+    """Put the new keys and values behind the filled rows, and let each query see all rows up to its own.
+
+    >>> import torch, keepdim.torch_ops as ops
+    >>> cache = torch.zeros(2, 1, 1, 8, 4)
+    >>> x = torch.randn(1, 1, 3, 4)
+    >>> y = ops.cached_attention(x, x, x, *cache, torch.tensor([0]), 0.5)
+    >>> torch.allclose(y[:, :, 0], x[:, :, 0]), int(cache.count_nonzero())
+    (True, 24)
+    """
+    return torch.ops.keepdim.cached_attention.default(query, key, value, key_cache, value_cache, position, scale)
+
+
+@torch.library.impl(LIBRARY, "cached_attention", "CPU")
+def _cached_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
+    position: torch.Tensor, scale: float,
+) -> torch.Tensor:  # fmt: skip
+    before, new = int(position), query.shape[2]
+    filled = before + new
+    if before < 0 or filled > key_cache.shape[2]:
+        raise IndexError(f"rows {before}..{filled} do not fit a cache of {key_cache.shape[2]}")
+    key_cache[:, :, before:filled] = key
+    value_cache[:, :, before:filled] = value
+    seen = torch.ones(new, filled, dtype=torch.bool).tril(before)
+    return F.scaled_dot_product_attention(
+        query,
+        key_cache[:, :, :filled].to(query.dtype),
+        value_cache[:, :, :filled].to(query.dtype),
+        attn_mask=seen,
+        scale=scale,
+        enable_gqa=True,
+    )
+
+
+@torch.library.register_fake("keepdim::cached_attention", lib=LIBRARY)
+def _shape_of_cached_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
+    position: torch.Tensor, scale: float,
+) -> torch.Tensor:  # fmt: skip
+    return query.new_empty(*query.shape[:3], value_cache.shape[3])
+
+
+LIBRARY.define("stand_in(Tensor[] inputs, SymInt[] size, ScalarType dtype) -> Tensor")
+
+
+@torch.library.register_fake("keepdim::stand_in", lib=LIBRARY)
+def _shape_of_stand_in(inputs: list[torch.Tensor], size: list[int], dtype: torch.dtype) -> torch.Tensor:
+    return inputs[0].new_empty(size, dtype=dtype)
