@@ -24,6 +24,7 @@ from .passes import Lowered
 from .program import NONE, Node, Program, Value, verify
 from .reading import finite, shape_env_of, to_dim, to_size
 
+ASSERT = torch.ops.aten._assert_tensor_metadata.default  # of what tracing has seen
 ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
 
@@ -201,6 +202,8 @@ class _Builder:
     def node(self, node: FxNode) -> None:
         """Lower one call; symbolic integers are read from the metadata of their users."""
         self.current = node.name
+        if node.target is ASSERT:
+            return
         if is_size(node):
             if overload(node) in ITEM:
                 raise Unsupported("reads data on the host")

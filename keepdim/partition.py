@@ -34,7 +34,8 @@ from .rewrite import contiguous_layers
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
-READY: dict[str, Lowered] = {}  # delegates that need no lowering any more, by what their compile spec says
+# Delegates that need no lowering any more, by what their compile spec says.
+READY: dict[str, Callable[[ExportedProgram], Lowered]] = {}
 
 
 class OpenShapeEnv(ShapeEnv):
@@ -63,7 +64,7 @@ class KeepdimGgml(BackendDetails):
         """Program as JSON, weights as named data."""
         given = {s.key: s.value for s in compile_specs}
         if "ready" in given:
-            lowered = READY.pop(given["ready"].decode())
+            lowered = READY.pop(given["ready"].decode())(edge_program)
         else:
             lowered = frontend.lower_program(edge_program, decode_symbols(given["symbols"]), GgmlPartitioner.engine)
         store = NamedDataStore()

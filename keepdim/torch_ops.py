@@ -12,7 +12,7 @@ import torch.nn.functional as F
 LIBRARY = torch.library.Library("keepdim", "DEF")
 LIBRARY.define(
     "cached_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-    "Tensor position, float scale) -> Tensor"
+    "Tensor position, float scale, int window=0) -> Tensor"
 )
 
 
@@ -24,8 +24,9 @@ def cached_attention(
     value_cache: torch.Tensor,
     position: torch.Tensor,  # i64 [1]: how many rows of the caches are filled
     scale: float,
+    window: int = 0,  # how many rows a query sees, its own included; 0: all
 ) -> torch.Tensor:
-    """Put the new keys and values behind the filled rows, and let each query see all rows up to its own.
+    """Put the new keys and values behind the filled rows, and let each query see the rows up to its own.
 
     >>> import torch, keepdim.torch_ops as ops
     >>> cache = torch.zeros(2, 1, 1, 8, 4)
@@ -34,13 +35,13 @@ def cached_attention(
     >>> torch.allclose(y[:, :, 0], x[:, :, 0]), int(cache.count_nonzero())
     (True, 24)
     """
-    return torch.ops.keepdim.cached_attention.default(query, key, value, key_cache, value_cache, position, scale)
+    return torch.ops.keepdim.cached_attention.default(query, key, value, key_cache, value_cache, position, scale, window)
 
 
 @torch.library.impl(LIBRARY, "cached_attention", "CPU")
 def _cached_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
-    position: torch.Tensor, scale: float,
+    position: torch.Tensor, scale: float, window: int = 0,
 ) -> torch.Tensor:  # fmt: skip
     before, new = int(position), query.shape[2]
     filled = before + new
@@ -49,6 +50,8 @@ def _cached_attention(
     key_cache[:, :, before:filled] = key
     value_cache[:, :, before:filled] = value
     seen = torch.ones(new, filled, dtype=torch.bool).tril(before)
+    if window:
+        seen = seen.triu(before + 1 - window)
     return F.scaled_dot_product_attention(
         query,
         key_cache[:, :, :filled].to(query.dtype),
@@ -62,7 +65,7 @@ def _cached_attention(
 @torch.library.register_fake("keepdim::cached_attention", lib=LIBRARY)
 def _shape_of_cached_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
-    position: torch.Tensor, scale: float,
+    position: torch.Tensor, scale: float, window: int = 0,
 ) -> torch.Tensor:  # fmt: skip
     return query.new_empty(*query.shape[:3], value_cache.shape[3])
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
@@ -26,6 +27,7 @@ from .dims import Dim
 from .errors import fail
 from .partition import READY, TAG, KeepdimGgml
 from .passes import Lowered
+from .program import verify
 from .reading import read
 from .signature import CONTRACT_METHOD, Signature, Transport
 
@@ -94,9 +96,23 @@ class _Ready(Partitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         token = uuid.uuid4().hex
-        READY[token] = self.lowered
+        READY[token] = self._as_called
         for n in exported_program.graph.nodes:
             if n.op == "call_function":
                 n.meta[TAG] = token
         spec = DelegationSpec(KeepdimGgml.__name__, [CompileSpec("ready", token.encode())])
         return PartitionResult(tagged_exported_program=exported_program, partition_tags={token: spec})
+
+    def _as_called(self, stand_in: ExportedProgram) -> Lowered:
+        """The delegate with its inputs in the order in which ExecuTorch gives them."""
+        names = [n.name for n in stand_in.graph.nodes if n.op == "placeholder"]
+        order = [int(name.rpartition("_")[2]) for name in names]
+        p, c = self.lowered.program, self.lowered.program.contract
+        if sorted(order) != list(range(len(c.inputs))):
+            fail("lower", "stand-in", f"has the inputs {names}, expected {len(c.inputs)}")
+        place = {old: new for new, old in enumerate(order)}
+        symbols = [replace(s, source=replace(s.source, input=place[s.source.input])) for s in c.symbols]
+        contract = replace(c, inputs=tuple(c.inputs[i] for i in order), symbols=tuple(symbols))
+        nodes = tuple(replace(n, ins=tuple(place.get(i, i) for i in n.ins)) for n in p.nodes)
+        results = tuple(place.get(i, i) for i in p.results)
+        return Lowered(verify(replace(p, contract=contract, nodes=nodes, results=results)), self.lowered.weights)

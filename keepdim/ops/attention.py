@@ -42,7 +42,8 @@ def _need_fit(have: Dim, want: Dim, divides: bool) -> None:
 
 def _cached(b: Sink, name: str, a: Args, out: Shape) -> int:
     ins = [a.tensor(n) for n in ("query", "key", "value", "position", "key_cache", "value_cache")]
-    return b.emit(name, ins, out, scale=a.number("scale"))
+    window = a.dim("window")
+    return b.emit(name, ins, out, scale=a.number("scale"), **({} if window == 0 else {"window": window}))
 
 
 op("cached_attention", torch.ops.keepdim.cached_attention.default, lower=_cached)

@@ -222,7 +222,7 @@ def _full(value: str | Dim) -> Lower:
 def _copy(b: Sink, name: str, a: Args, out: Shape) -> int:
     """A copy in another dtype, or none at all: in a Program values do not change."""
     need_contiguous(a)
-    a.ignore("non_blocking", *PLACEMENT)
+    a.ignore("non_blocking", "copy", *PLACEMENT)
     return cast(b, a.tensor("self"), out.dtype)
 
 
@@ -269,6 +269,8 @@ op("full", aten.zeros.default, aten.zeros_like.default, lower=_full(Dim.const(0)
 op("full", aten.empty_like.default, aten.new_empty.default, lower=_full(Dim.const(0)))
 op("full", aten.ones.default, aten.ones_like.default, lower=_full(Dim.const(1)))
 op("cast", aten._to_copy.default, aten.clone.default, aten.alias_copy.default, lower=_copy)
+op("cast", aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.contiguous.default, aten.detach.default,
+   aten.alias.default, lower=_copy)  # fmt: skip
 
 
 def dim_order_rows() -> None:

@@ -36,7 +36,9 @@ struct Panel {
   float* queries;  // [width, kWidth], scaled
   float* sum;      // [value_width, kWidth]: of values by their weight
   float top[kWidth], weight[kWidth];  // the largest score so far, the sum of the weights
-  int64_t limit[kWidth], last;        // keys that a query may see, and the largest of them
+  int64_t limit[kWidth], last;        // keys that a query may see end here, and the largest of them
+  int64_t begin[kWidth];              // and begin here
+  int64_t first, widest;              // of the first tile of keys; the largest begin
   const char* mask[kWidth];
 };
 
@@ -148,7 +150,10 @@ void attend(const Unit& u, Panel& p, int64_t first, int64_t keys) {
   if (job.data[4]) add_mask(u, p, first, keys);
   for (int c = 0; c < p.columns; ++c)
     for (int64_t j = std::max<int64_t>(0, p.limit[c] - first); j < keys; ++j) u.scores[j * kWidth + c] = -kInfinity;
-  const bool started = first > 0;
+  if (first < p.widest)
+    for (int c = 0; c < p.columns; ++c)
+      for (int64_t j = 0; j < std::min(keys, p.begin[c] - first); ++j) u.scores[j * kWidth + c] = -kInfinity;
+  const bool started = first > p.first;
   weigh<vectors>(u, p, keys, started);
   rows_product<vectors>({p.sum, kWidth, started ? p.sum : zeros, started ? kWidth : 0, u.v, 0, u.v_row, u.scores,
                          kWidth, keys, kWidth},
@@ -206,7 +211,8 @@ void pack_queries(const AttentionJob& job, Panel& p, const char* const* from) {
 
 void start_panel(const AttentionJob& job, const Reach& reach, Panel& p, Span columns, const char* q, const char* mask) {
   p.columns = static_cast<int>(columns.end - columns.begin);
-  p.last = 0;
+  p.last = p.widest = 0;
+  p.first = INT64_MAX;
   const char* from[kWidth];
   int64_t head = columns.begin / job.queries, row = columns.begin % job.queries;
   for (int c = 0; c < kWidth; ++c) {
@@ -217,7 +223,10 @@ void start_panel(const AttentionJob& job, const Reach& reach, Panel& p, Span col
     from[c] = q + head * job.q_head + row * job.q_row;
     p.mask[c] = mask + head * job.mask_head + row * job.mask_row;
     if (reach.causal) p.limit[c] = std::min(reach.before + row + 1, reach.keys);
+    p.begin[c] = job.window ? std::max<int64_t>(0, p.limit[c] - job.window) : 0;
     p.last = std::max(p.last, p.limit[c]);
+    p.widest = std::max(p.widest, p.begin[c]);
+    p.first = std::min(p.first, p.begin[c] / kKeys * kKeys);
     if (++row == job.queries) row = 0, ++head;
   }
   pack_queries(job, p, from);
@@ -255,16 +264,17 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
   float* k_copy = room + count * of_panel + kKeys * kWidth;
   Unit unit{job, nullptr, nullptr, job.k_row, job.k_step, job.v_row, job.v_step, room + count * of_panel};
   Panel all[kPanels];
-  int64_t last = 0;
+  int64_t begin = INT64_MAX, last = 0;
   for (int64_t i = 0; i < count; ++i) {
     all[i].queries = room + i * of_panel;
     all[i].sum = all[i].queries + job.width * kWidth;
     const int64_t first = (panels.begin + i) * kWidth;
     start_panel(job, reach, all[i], {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
                 static_cast<const char*>(job.data[4]) + mask_offset);
+    begin = std::min(begin, all[i].first);
     last = std::max(last, all[i].last);
   }
-  for (int64_t first = 0; first < last; first += kKeys) {
+  for (int64_t first = begin; first < last; first += kKeys) {
     const int64_t keys = std::min(kKeys, last - first);
     unit.k = at<char>(job.data[2], offset[2] + first * job.k_row);
     unit.v = at<char>(job.data[3], offset[3] + first * job.v_row);
@@ -279,7 +289,7 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
       unit.v_row = job.value_width * unit.v_step;
     }
     for (int64_t i = 0; i < count; ++i) {
-      if (first >= all[i].last) continue;
+      if (first >= all[i].last || first < all[i].first) continue;
       if (all[i].columns > kVector) attend<2>(unit, all[i], first, keys);
       else attend<1>(unit, all[i], first, keys);
     }

@@ -177,6 +177,7 @@ struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, t
 struct AttentionJob : Job {
   int64_t group = 1;       // heads of queries for each head of keys
   int64_t queries = 0, keys = 0, width = 0, value_width = 0;
+  int64_t window = 0;      // of keys that a query sees, up to its own; 0: all
   int64_t q_head = 0, q_row = 0, q_step = 0;  // all strides in bytes
   int64_t k_row = 0, k_step = 0, v_row = 0, v_step = 0, y_head = 0, y_row = 0;
   int64_t mask_batch[kMaxRank] = {}, mask_head = 0, mask_row = 0, mask_step = 0;

@@ -292,6 +292,8 @@ Tensor cached_attention(Build& b) {
   store(b, k, b.in(1), position);
   store(b, v, b.in(2), position);
   AttentionJob* job = attention_job(b, out, q, k, v);
+  if (b.attr("window")) job->window = b.size("window");
+  if (job->window < 0) b.refuse("its window is " + std::to_string(job->window) + ".");
   job->read = k.dtype == DType::f32 ? nullptr : converter(k.dtype, DType::f32);
   const Tensor mask;
   b.step(attention_kernel(), job, out, {&q, &k, &v, &mask, &position}, attention_cost(*job, out));
@@ -350,7 +352,7 @@ Tensor recurrent(Build& b) {
 constexpr TypeMask kNumbers = kAll & ~bit(DType::boolean);
 constexpr Attrs kActivation = {{"activation", AttrKind::text, false}};
 constexpr Attrs kReverse = {{"reverse", AttrKind::flag, false}};
-constexpr Attrs kScale = {{"scale", AttrKind::number, true}};
+constexpr Attrs kCached = {{"scale", AttrKind::number, true}, {"window", AttrKind::size, false}};
 constexpr Attrs kAttention = {
     {"scale", AttrKind::number, true}, {"causal", AttrKind::flag, false}, {"safe", AttrKind::flag, false}};
 
@@ -361,7 +363,7 @@ constexpr Row kRows[] = {
     {"gru_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::gru>},
     {"rnn_tanh_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_tanh>},
     {"rnn_relu_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_relu>},
-    {"cached_attention", {6, 6, 0, "TTTlSS>T", kF32, kScale}, cached_attention},
+    {"cached_attention", {6, 6, 0, "TTTlSS>T", kF32, kCached}, cached_attention},
     {"sdpa", {3, 4, 8, "TTTm>T", kHalfOrSingle, kAttention, true}, attention},
 };
 

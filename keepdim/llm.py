@@ -1,0 +1,176 @@
+"""Language models: a decoder of transformers, lowered once for every prompt length, with keys and values as state.
+
+One file serves prefill and decode: it takes any number of tokens and the position of the first. Attention goes through
+`keepdim::cached_attention`, so keys and values live in the delegate, and only the filled part is read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim, export
+
+from .errors import fail
+from .module import Module, load
+from .torch_ops import cached_attention
+
+LOGITS = 128  # rows of logits that one call may ask for
+CACHES = {"f32": torch.float32, "f16": torch.float16}
+NAME = "keepdim"  # of our attention among those of transformers
+CACHE_NAMES = ("keepdim_keys", "keepdim_values")  # of the buffers of a layer
+
+
+class LanguageModel:
+    """A lowered decoder with the sequence it has seen so far.
+
+    model = keepdim.lower_llm(LlamaForCausalLM(config), max_context=2048)
+    logits = model(tokens)          # of the token after the last one
+    model.rewind(2)                 # as if the last two had not been given
+    """
+
+    def __init__(self, module: Module):
+        names = [s.name for s in module.contract.inputs]
+        if names != ["tokens", "position", "rows"]:
+            fail("load", str(module.path), f"is no language model (it takes {', '.join(names)})")
+        top = module.contract.inputs[0].dims[1].bounds[1]
+        assert top is not None
+        self.module, self.max_context, self.position = module, top, 0
+
+    @classmethod
+    def load(cls, path: str | Path) -> LanguageModel:
+        """From a file that `save` wrote."""
+        return cls(load(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the file; what the model has seen is not in it."""
+        self.module.save(path)
+
+    def __call__(self, tokens: Sequence[int] | torch.Tensor, rows: Sequence[int] | None = None) -> torch.Tensor:
+        """Logits f32 [rows, vocabulary] behind these tokens, which are added to the sequence.
+
+        Only the rows asked for are computed: by default the last one, that of the next token.
+        """
+        given = torch.as_tensor(tokens, dtype=torch.int64).reshape(1, -1)
+        count = given.shape[1]
+        if count == 0:
+            fail("generate", "tokens", "are none", "Give at least one: the beginning of a text")
+        if self.position + count > self.max_context:
+            fail("generate", "tokens", f"{count} more at position {self.position} are beyond the context of "
+                 f"{self.max_context}", "Lower with a larger max_context, or rewind")  # fmt: skip
+        wanted = torch.tensor([count - 1] if rows is None else list(rows))
+        out = self.module(given, torch.tensor([self.position]), wanted)
+        self.position += count
+        return out[0]
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self.position = 0
+
+    def rewind(self, count: int) -> None:
+        """Take the last tokens back."""
+        if not 0 <= count <= self.position:
+            fail("generate", "rewind", f"{count} is out of range 0..{self.position}")
+        self.position -= count
+
+
+def lower_llm(model: torch.nn.Module, max_context: int = 2048, *, cache: str = "f32", engine: str = "ggml") -> LanguageModel:
+    """Lower a decoder of transformers (`...ForCausalLM`) for 1..max_context tokens.
+
+    `cache` is the dtype in which keys and values are kept: f32 or f16.
+    """
+    from .whole import lower_whole
+
+    if cache not in CACHES:
+        fail("lower", f"cache {cache!r}", f"is not one of {', '.join(CACHES)}")
+    limit = getattr(model.config, "max_position_embeddings", max_context)
+    if not 2 <= max_context <= limit:
+        fail("lower", "max_context", f"{max_context} is out of range 2..{limit} of the model")
+    wrapped = _Decoder(model, max_context, CACHES[cache])
+    seq, rows = Dim("seq_len", min=1, max=max_context), Dim("rows", min=1, max=min(LOGITS, max_context))
+    examples = (torch.zeros(1, min(7, max_context), dtype=torch.int64), torch.tensor([0]), torch.tensor([0, 1, 2]))
+    with wrapped, torch.no_grad():
+        ep = export(wrapped, examples, dynamic_shapes=({1: seq}, None, {0: rows}), strict=False)
+    folder = tempfile.mkdtemp(prefix="keepdim-")
+    try:
+        path = Path(folder) / "model.pte"
+        lower_whole(ep, _names(ep), path, engine)
+        lowered = LanguageModel.load(path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(lowered, shutil.rmtree, folder, ignore_errors=True)
+    return lowered
+
+
+def _names(ep: Any) -> dict[str, str]:
+    """torch's symbols of the two sizes → our names."""
+    values = {n.name: n.meta["val"] for n in ep.graph.nodes if n.op == "placeholder"}
+    return {str(values["tokens"].shape[1].node.expr): "seq_len", str(values["rows"].shape[0].node.expr): "rows"}
+
+
+class _Decoder(torch.nn.Module):
+    """The model as it is exported: tokens [1, seq_len], position [1] and rows → logits [1, rows, vocabulary].
+
+    Also a context: inside it the model's attention is ours, and every layer has its caches.
+    """
+
+    def __init__(self, model: Any, max_context: int, dtype: torch.dtype):
+        super().__init__()
+        self.model, self._context, self._dtype = model, max_context, dtype
+        self._position: list[torch.Tensor] = []  # of the call that is being traced
+        self._layers: dict[torch.nn.Module, list[torch.Size]] = {}  # the shapes of keys and values of each
+
+    def forward(self, tokens: torch.Tensor, position: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        self._position[:] = [position]
+        places = (position + torch.arange(tokens.shape[1])).unsqueeze(0)
+        return self.model(input_ids=tokens, position_ids=places, use_cache=False, logits_to_keep=rows).logits
+
+    def __enter__(self) -> _Decoder:
+        interface = _import("transformers").AttentionInterface
+        interface.register(NAME, self._attend)
+        self._before = self.model.config._attn_implementation
+        self.model.set_attn_implementation(NAME)
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            self.forward(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([0]), torch.tensor([0]))
+        for layer, shapes in self._layers.items():
+            for name, (batch, heads, _, width) in zip(CACHE_NAMES, shapes, strict=True):
+                layer.register_buffer(
+                    name, torch.zeros(batch, heads, self._context, width, dtype=self._dtype), persistent=False
+                )
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for layer in self._layers:
+            for name in CACHE_NAMES:
+                delattr(layer, name)
+        self.model.set_attn_implementation(self._before)
+
+    def _attend(self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                attention_mask: torch.Tensor | None, scaling: float | None = None, sliding_window: int | None = None,
+                **more: Any) -> tuple[torch.Tensor, None]:  # fmt: skip
+        """Attention as transformers calls it."""
+        for name in ("softcap", "s_aux", "head_mask"):
+            if more.get(name) is not None:
+                fail("lower", f"attention of {type(layer).__name__}", f"its {name} is not handled")
+        if not hasattr(layer, CACHE_NAMES[0]):
+            self._layers[layer] = [key.shape, value.shape]
+            return query.new_empty(*query.shape[:3], value.shape[3]).transpose(1, 2), None
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        caches = [getattr(layer, name) for name in CACHE_NAMES]
+        out = cached_attention(query, key, value, *caches, self._position[0], scale, sliding_window or 0)
+        return out.transpose(1, 2), None
+
+
+def _import(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as e:
+        fail("lower", package, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)
