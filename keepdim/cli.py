@@ -1,4 +1,4 @@
-"""The command line: keepdim demo | lower | run | inspect | embed."""
+"""The command line: keepdim demo | lower | run | inspect | embed | generate."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from . import demo, pte
 from .contract import DTYPES, Spec
 from .embed import Encoder
 from .errors import KeepdimError, fail
+from .generate import Sampling, Writer, open_model
 from .module import load, lower
 from .signature import Signature
 
@@ -31,6 +32,8 @@ EXAMPLES = """examples:
   keepdim run model.pte --input x=randn:1,17,64  any shape in the contract, inputs by their names in it
   keepdim embed "a text" "another"               a line of JSON each: {"text": ..., "embedding": [...]}
   keepdim embed --file in.txt -o out.npy         a text a line, a row a text
+  keepdim generate smollm2 --prompt "Who are you?"   the model's answer, as it is made
+  keepdim generate smollm2 --chat                a dialogue, a line at a time
 """
 
 
@@ -92,6 +95,19 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--model", default="minilm", help="minilm (all-MiniLM-L6-v2, the default) or a checkpoint folder")
     cut = "cut longer texts after N tokens (default: where the model's own settings say, 256 for minilm; at most 512)"
     p.add_argument("--max-length", type=int, metavar="N", help=cut)
+    p = command("generate", _generate, "let a language model answer; the text goes to standard output")
+    p.add_argument("model", help="smollm2 (SmolLM2-135M-Instruct), a .gguf, a checkpoint folder, or a lowered .pte")
+    p.add_argument("--prompt", help="what it answers to")
+    p.add_argument("--chat", action="store_true", help="a dialogue: a message a line from standard input")
+    p.add_argument("--raw", action="store_true", help="continue the prompt instead of answering it")
+    p.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: as many as the context has room for)")
+    p.add_argument("--max-context", type=int, metavar="N", help="of prompt and answers together (default 2048)")
+    p.add_argument("--quant", help="quantise the weights of a checkpoint folder: q8_0, q4_0, q4_1, q4_k, ...")
+    p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
+    p.add_argument("--top-k", type=int, default=0, metavar="K", help="choose among the K likeliest")
+    p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="among the likeliest of probability P together")
+    p.add_argument("--min-p", type=float, default=0.0, metavar="P", help="among those of at least P times the likeliest's")
+    p.add_argument("--seed", type=int, default=0, help="of the choice (default 0)")
     return parser
 
 
@@ -282,6 +298,37 @@ def _write_embeddings(encoder: Encoder, texts: Iterable[str], progress: Progress
         part.unlink(missing_ok=True)
     took = time.monotonic() - start
     print(f"keepdim: {path}: f32 [{count}, {encoder.width}] in {took:.1f} s", file=sys.stderr)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    if (args.prompt is None) != args.chat:
+        fail("cli", "generate", "takes --prompt or --chat, one of the two", 'Say keepdim generate smollm2 --prompt "Hello"')
+    if args.max_tokens is not None and args.max_tokens < 1:
+        fail("cli", "--max-tokens", f"{args.max_tokens} is less than 1")
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
+    model = open_model(args.model, max_context=args.max_context, quant=args.quant)
+    writer = Writer.of(model, sampling)
+
+    def show(pieces: Iterator[str]) -> None:
+        for piece in pieces:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        print(f"keepdim: {writer.figures}", file=sys.stderr)
+
+    if args.prompt is not None:
+        raw = args.raw or not writer.text.template
+        show(writer.complete(args.prompt, args.max_tokens) if raw else writer.chat(args.prompt, args.max_tokens))
+        return 0
+    while True:
+        if sys.stdin.isatty():
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+        if not (line := sys.stdin.readline()):
+            return 0
+        if line.strip():
+            show(writer.chat(line.rstrip("\n"), args.max_tokens))
 
 
 class Progress:

