@@ -7,7 +7,7 @@ node that it does not take is not made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -18,8 +18,9 @@ from .clean import fold_scalars, merge_common, remove_casts, remove_noops, unfla
 from .fold import fold_constants
 from .fuse import fuse_layer_norm, fuse_linear, fuse_rms_norm, fuse_rope, fuse_swiglu
 from .graph import Takes, anything, drop_dead
+from .merge import merge_linears
 
-__all__ = ["PASSES", "Lowered", "drop_dead", "fold_constants", "run"]
+__all__ = ["PASSES", "Lowered", "drop_dead", "fold_constants", "merge_linears", "run"]
 
 
 class Lowered(NamedTuple):
@@ -47,20 +48,23 @@ PASSES: tuple[Rewrite, ...] = (
 
 
 def run(program: Program, weights: Mapping[str, torch.Tensor], takes: Takes = anything) -> Lowered:
-    """Constants folded, then all passes in order; the Program says what each did."""
+    """Constants folded, then all passes in order, then linear layers merged; the Program says what each did."""
     out = dict(weights)
 
-    def fold(p: Program, _: Takes) -> Program:
-        nonlocal out
-        p, out = fold_constants(p, out)
-        return p
+    def with_weights(f: Callable[..., Any]) -> Rewrite:
+        def run(p: Program, _: Takes) -> Program:
+            nonlocal out
+            p, out = f(p, out)
+            return p
+
+        run.__name__ = f.__name__
+        return run
 
     p, done = program, list[Pass]()
-    steps: list[tuple[str, Rewrite]] = [("drop_dead", drop_dead), ("fold_constants", fold)]
-    for name, f in (*steps, *((f.__name__, f) for f in PASSES)):
+    for f in (drop_dead, with_weights(fold_constants), *PASSES, with_weights(merge_linears)):
         before = _count(p)
         p = f(p, takes)
-        done.append(Pass(name, before, _count(p)))
+        done.append(Pass(f.__name__, before, _count(p)))
     used = {v.key for v in p.values}
     return Lowered(replace(p, passes=tuple(done)), {k: w for k, w in out.items() if k in used})
 

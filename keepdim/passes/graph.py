@@ -150,12 +150,13 @@ def rewrite(p: Program, rule: Callable[[Graph, Node], Made], takes: Takes = anyt
 
 
 def drop_dead(p: Program, takes: Takes = anything) -> Program:
-    """Nodes and values that no result needs."""
+    """Nodes and values that no result needs; what reads a state may change it, and stays."""
     first = len(p.contract.inputs)
     needed = set(p.results) - {NONE}
+    states = {i for i, v in enumerate(p.values, first) if v.kind == "state"}
     nodes: list[Node] = []
     for n in reversed(p.nodes):
-        if needed & set(n.outs):
+        if needed & set(n.outs) or states & set(n.ins):
             for m in (n, *(m for r in n.regions for m in _all(r.nodes))):
                 needed.update(m.ins, m.outs, *(r.results for r in m.regions))
             nodes.append(n)
