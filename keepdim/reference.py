@@ -138,6 +138,14 @@ def _norm(f: Callable[..., Any]) -> Meaning:
     return call
 
 
+def _cached_attention(c: Call) -> torch.Tensor:
+    """Over q, k, v, the position, both caches, and what q and k are turned by."""
+    q, k, v, position, *more = c.ins
+    if len(more) > 2:
+        q, k = (x * more[2] + rotate_half(x) * more[3] for x in (q, k))
+    return torch_ops.cached_attention(q, k, v, *more[:2], position, **c.attrs)
+
+
 def sdpa(c: Call) -> torch.Tensor:
     """softmax(scale * q @ k.T + mask) @ v; heads of k and v repeat to those of q.
 
@@ -312,7 +320,7 @@ MEANING: dict[str, Meaning] = {
     "atan2": _with_tensor(torch.atan2),
     "avg_pool": _avg_pool,
     "batch_norm": _batch_norm,
-    "cached_attention": lambda c: torch_ops.cached_attention(*c.ins[:3], *c.ins[4:], c.ins[3], **c.attrs),
+    "cached_attention": _cached_attention,
     "cast": lambda c: c.ins[0].to(c.dtype),
     "cat": lambda c: torch.cat(c.ins, c.attrs["dim"]),
     "cdist": _cdist,

@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from ..program import Pass, Program
-from .attention import fuse_sdpa
+from .attention import fuse_sdpa, fuse_turns
 from .clean import fold_scalars, merge_common, remove_casts, remove_noops, unflatten
 from .fold import fold_constants
 from .fuse import fuse_layer_norm, fuse_linear, fuse_rms_norm, fuse_rope, fuse_swiglu
@@ -42,6 +42,7 @@ PASSES: tuple[Rewrite, ...] = (
     fuse_rms_norm,  # behind it: of x - mean(x) it is the rest of a layer norm
     fuse_swiglu,
     fuse_rope,
+    fuse_turns,
     fuse_linear,
     remove_noops,  # of the permutes that fusing adds
 )

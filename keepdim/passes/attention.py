@@ -212,3 +212,20 @@ def _broadcasts(g: Graph, mask: int, scores: int) -> bool:
     have, want = g.dims(mask), g.dims(scores)
     sizes = zip(reversed(have), reversed(want), strict=False)
     return g.dtype(mask) in ("bool", g.dtype(scores)) and len(have) <= len(want) and all(d in (1, e) for d, e in sizes)
+
+
+def fuse_turns(p: Program, takes: Takes = anything) -> Program:
+    """Cached attention over queries and keys that rope has turned, as one: it turns them where it reads them."""
+
+    def rule(g: Graph, n: Node) -> Made:
+        if n.op != "cached_attention" or len(n.ins) != 6:
+            return None
+        q, k = (g.only(i, "rope") for i in n.ins[:2])
+        if q is None or k is None or q.ins[1:] != k.ins[1:]:
+            return None
+        wanted = (*(1,) * (len(g.dims(q.ins[1])) - 2), *g.dims(q.ins[0])[2:])  # one for all heads
+        if any(g.dims(i) != wanted for i in q.ins[1:]):
+            return None
+        return [Node(n.op, (q.ins[0], k.ins[0], *n.ins[2:], *q.ins[1:]), n.outs, n.attrs)]
+
+    return rewrite(p, rule, takes)

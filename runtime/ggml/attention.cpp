@@ -189,10 +189,26 @@ void transpose(Vector (&x)[kVector]) {
   }
 }
 
+// A row times its cosines, plus its halves swapped, the first of them negated, times its sines. In room for two rows.
+float* turned(float* room, const char* x, int64_t step, int64_t n, const float* cos, const float* sin) {
+  const float* row = reinterpret_cast<const float*>(x);
+  if (step != sizeof(float)) {
+    gather_rows(room + n, nullptr, x, 1, n, 0, step);
+    row = room + n;
+  }
+  const int64_t half = n / 2;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < half; ++i) {
+    room[i] = row[i] * cos[i] - row[i + half] * sin[i];
+    room[i + half] = row[i + half] * cos[i + half] + row[i] * sin[i + half];
+  }
+  return room;
+}
+
 // The queries of a panel as columns, scaled.
-void pack_queries(const AttentionJob& job, Panel& p, const char* const* from) {
+void pack_queries(const AttentionJob& job, Panel& p, const char* const* from, int64_t step) {
   int64_t done = 0;
-  if (job.q_step == sizeof(float))
+  if (step == sizeof(float))
     for (; done + kVector <= job.width; done += kVector)
       for (int c = 0; c < kWidth; c += kVector) {
         Vector rows[kVector] = {};
@@ -205,11 +221,12 @@ void pack_queries(const AttentionJob& job, Panel& p, const char* const* from) {
     for (int c = 0; c < kWidth; ++c) {
       const bool used = c < p.columns;
       p.queries[e * kWidth + c] =
-          used ? *reinterpret_cast<const float*>(from[c] + e * job.q_step) * job.scale : 0.0f;
+          used ? *reinterpret_cast<const float*>(from[c] + e * step) * job.scale : 0.0f;
     }
 }
 
-void start_panel(const AttentionJob& job, const Reach& reach, Panel& p, Span columns, const char* q, const char* mask) {
+void start_panel(const AttentionJob& job, const Reach& reach, Panel& p, Span columns, const char* q, const char* mask,
+                 float* room) {
   p.columns = static_cast<int>(columns.end - columns.begin);
   p.last = p.widest = 0;
   p.first = INT64_MAX;
@@ -221,6 +238,11 @@ void start_panel(const AttentionJob& job, const Reach& reach, Panel& p, Span col
     p.limit[c] = reach.keys;
     if (c >= p.columns) continue;
     from[c] = q + head * job.q_head + row * job.q_row;
+    if (job.data[6]) {
+      const int64_t turn = row * job.turn_row;
+      from[c] = reinterpret_cast<char*>(turned(room + c * job.width, from[c], job.q_step, job.width,
+                                               at<float>(job.data[6], turn), at<float>(job.data[7], turn)));
+    }
     p.mask[c] = mask + head * job.mask_head + row * job.mask_row;
     if (reach.causal) p.limit[c] = std::min(reach.before + row + 1, reach.keys);
     p.begin[c] = job.window ? std::max<int64_t>(0, p.limit[c] - job.window) : 0;
@@ -229,7 +251,7 @@ void start_panel(const AttentionJob& job, const Reach& reach, Panel& p, Span col
     p.first = std::min(p.first, p.begin[c] / kKeys * kKeys);
     if (++row == job.queries) row = 0, ++head;
   }
-  pack_queries(job, p, from);
+  pack_queries(job, p, from, job.data[6] ? sizeof(float) : job.q_step);
   if (reach.keys == 0) std::fill(p.sum, p.sum + job.value_width * kWidth, 0.0f);
 }
 
@@ -259,7 +281,8 @@ void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* 
 void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const int64_t* offset, int64_t mask_offset) {
   const int64_t count = panels.end - panels.begin, columns = job.group * job.queries;
   const int64_t of_panel = (job.width + job.value_width) * kWidth;
-  float* room = scratch(count * of_panel + kKeys * (kWidth + job.width + job.value_width));
+  const int64_t turns = job.data[6] ? (kWidth + 1) * job.width : 0;
+  float* room = scratch(count * of_panel + kKeys * (kWidth + job.width + job.value_width) + turns);
   if (!room) return job.fail(0, "there is no memory for its tiles.");
   float* k_copy = room + count * of_panel + kKeys * kWidth;
   Unit unit{job, nullptr, nullptr, job.k_row, job.k_step, job.v_row, job.v_step, room + count * of_panel};
@@ -270,7 +293,7 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
     all[i].sum = all[i].queries + job.width * kWidth;
     const int64_t first = (panels.begin + i) * kWidth;
     start_panel(job, reach, all[i], {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
-                static_cast<const char*>(job.data[4]) + mask_offset);
+                static_cast<const char*>(job.data[4]) + mask_offset, k_copy + kKeys * (job.width + job.value_width));
     begin = std::min(begin, all[i].first);
     last = std::max(last, all[i].last);
   }
@@ -332,11 +355,22 @@ void store(ggml_tensor*, int ith, int nth, void* userdata) {
                       std::to_string(job.limit) + ".");
     return;
   }
+  float* room = scratch(2 * job.size[0]);
+  if (!room) return job.fail(0, "there is no memory for a row.");
   Loop loop = job.loop;
-  loop.push(job.rows, job.row, job.x_row);
-  each_row(loop, job.size, ith, nth, [&](int64_t, const int64_t* offset) {
-    job.convert(at<char>(job.data[0], offset[0] + before * job.row), job.size ? job.row / job.size : 0,
-                at<char>(job.data[1], offset[1]), job.x_step, job.size);
+  loop.push(job.rows, job.row[0], job.x_row[0], job.x_row[1], job.row[1]);
+  each_row(loop, job.size[0] + job.size[1], ith, nth, [&](int64_t position, const int64_t* offset) {
+    const char* key = at<char>(job.data[1], offset[1]);
+    int64_t step = job.x_step[0];
+    if (job.data[5]) {
+      const int64_t turn = position % job.rows * job.turn_row;
+      key = reinterpret_cast<char*>(
+          turned(room, key, step, job.size[0], at<float>(job.data[5], turn), at<float>(job.data[6], turn)));
+      step = sizeof(float);
+    }
+    job.convert[0](at<char>(job.data[0], offset[0] + before * job.row[0]), job.row[0] / job.size[0], key, step, job.size[0]);
+    job.convert[1](at<char>(job.data[4], offset[3] + before * job.row[1]), job.row[1] / job.size[1],
+                   at<char>(job.data[3], offset[2]), job.x_step[1], job.size[1]);
   });
 }
 

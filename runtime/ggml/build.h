@@ -172,8 +172,8 @@ struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, t
   const float* packed = nullptr;     // the second operand in panels, instead of as it lies
   Block activation = nullptr;        // of the result
 };
-// `loop` is over the batch and the heads of keys and values; operands q, k, v, mask, and how many keys were there before
-// the queries' own (i64): each query then sees those and its own up to itself.
+// `loop` is over the batch and the heads of keys and values; operands q, k, v, mask, how many keys were there before the
+// queries' own (i64: each query then sees those and its own up to itself), and cosines and sines to turn the queries by.
 struct AttentionJob : Job {
   int64_t group = 1;       // heads of queries for each head of keys
   int64_t queries = 0, keys = 0, width = 0, value_width = 0;
@@ -182,15 +182,20 @@ struct AttentionJob : Job {
   int64_t k_row = 0, k_step = 0, v_row = 0, v_step = 0, y_head = 0, y_row = 0;
   int64_t mask_batch[kMaxRank] = {}, mask_head = 0, mask_row = 0, mask_step = 0;
   Convert read = nullptr;  // of keys and values, where they are not f32
+  int64_t turn_row = 0;    // bytes between rows of cosines and sines, where queries are turned by them
   float scale = 1;
   bool causal = false, bool_mask = false;
   bool safe = true;  // as torch's own attention; false: as it is written by hand, where a row of -inf gives NaN
 };
 
-struct StoreJob : Job {   // rows of x into a state, behind as many as the second operand says; `loop`: state, x
-  int64_t rows = 0, size = 0, limit = 0;  // size: elements of a row; limit: rows of the state
-  int64_t row = 0, x_row = 0, x_step = 0;  // strides in bytes
-  Convert convert = nullptr;
+// New keys and values behind the filled rows of their caches. Data: key cache, keys, how many rows are filled (i64),
+// values, value cache, and cosines and sines to turn the keys by. `loop`: key cache, keys, values, value cache.
+struct StoreJob : Job {
+  int64_t rows = 0, limit = 0;             // new ones; of the caches
+  int64_t size[2] = {};                    // elements of a row, of keys and of values; all that follows likewise
+  int64_t row[2] = {}, x_row[2] = {}, x_step[2] = {};  // strides in bytes: of the cache, of what is new
+  Convert convert[2] = {};
+  int64_t turn_row = 0;  // bytes between rows of cosines and sines
 };
 
 struct ScanJob : Job {  // operands: gates of the input [steps, batch, gates * size], weight, bias, first state, first cell

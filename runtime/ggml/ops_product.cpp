@@ -254,49 +254,68 @@ Tensor attention(Build& b) {
   return out;
 }
 
-// Rows of x behind those of the state that are filled.
-void store(Build& b, const Tensor& state, const Tensor& x, const Tensor& position) {
-  auto* job = b.make<StoreJob>();
-  job->rows = x.dims[2];
-  job->size = x.dims[3];
-  job->limit = state.dims[2];
-  job->row = state.strides[2];
-  job->x_row = x.strides[2];
-  job->x_step = x.strides[3];
-  job->convert = converter(x.dtype, state.dtype);
-  for (int d = 0; d < 2; ++d) job->loop.push(x.dims[d], state.strides[d], x.strides[d]);
-  b.step(store_kernel(), job, state, {&x, &position}, static_cast<double>(x.count()));
+// What queries and keys are turned by: rows [.., new, width] without gaps.
+Tensor turn(Build& b, size_t operand, const Tensor& q) {
+  const Tensor& x = b.in(operand);
+  const int rank = x.rank;
+  bool fine = rank >= 2 && rank <= 4 && x.dims[rank - 1] == q.dims[3] && x.dims[rank - 2] == q.dims[2] && q.dims[3] % 2 == 0;
+  for (int d = 0; d < rank - 2; ++d) fine = fine && x.dims[d] == 1;
+  if (!fine) b.refuse(dims_text(x) + " does not turn " + dims_text(q) + ".");
+  return b.contiguous(x);
 }
 
 // New keys and values into their caches, then attention over the filled rows, up to each query's own.
 Tensor cached_attention(Build& b) {
-  const Tensor &q = b.in(0), &position = b.in(3);
+  const Tensor &q = b.in(0), &position = b.in(3), &k = b.in(4), &v = b.in(5);
+  const Tensor* fresh[] = {&b.in(1), &b.in(2)};
+  const Tensor* caches[] = {&k, &v};
   Tensor out = b.out();
-  const auto fits_cache = [&](const Tensor& x, const Tensor& cache) {
-    return x.rank == 4 && cache.rank == 4 && x.dims[0] == cache.dims[0] && x.dims[0] == q.dims[0] &&
+  bool fine = q.rank == 4;
+  for (int i = 0; i < 2 && fine; ++i) {
+    const Tensor &x = *fresh[i], &cache = *caches[i];
+    fine = x.rank == 4 && cache.rank == 4 && x.dims[0] == cache.dims[0] && x.dims[0] == q.dims[0] &&
            x.dims[1] == cache.dims[1] && x.dims[2] == q.dims[2] && x.dims[3] == cache.dims[3];
-  };
-  const Tensor &k = b.in(4), &v = b.in(5);
-  const bool fine = q.rank == 4 && fits_cache(b.in(1), k) && fits_cache(b.in(2), v) && k.dims[3] == q.dims[3] &&
-                    k.dims[1] == v.dims[1] && k.dims[2] == v.dims[2] && k.dims[1] > 0 && q.dims[1] % k.dims[1] == 0;
+  }
+  fine = fine && k.dims[3] == q.dims[3] && k.dims[1] == v.dims[1] && k.dims[2] == v.dims[2] && k.dims[1] > 0 &&
+         q.dims[1] % k.dims[1] == 0 && k.dtype == v.dtype;
   Tensor expected = q;
   expected.dims[3] = v.dims[3];
   if (!fine || !same_dims(expected, out))
-    b.refuse(dims_text(q) + ", " + dims_text(b.in(1)) + " and " + dims_text(b.in(2)) + " do not fit caches " + dims_text(k) +
-             " and " + dims_text(v) + ".");
+    b.refuse(dims_text(q) + ", " + dims_text(*fresh[0]) + " and " + dims_text(*fresh[1]) + " do not fit caches " +
+             dims_text(k) + " and " + dims_text(v) + ".");
   if (!b.is_state(4) || !b.is_state(5)) b.refuse("its caches are no state.");
   if (position.count() != 1) b.refuse("its position is not one number but " + dims_text(position) + ".");
   if (q.dims[2] > k.dims[2])
     b.refuse(std::to_string(q.dims[2]) + " new rows do not fit a cache of " + std::to_string(k.dims[2]) + ".");
-  if (out.count() == 0) return out;
-  store(b, k, b.in(1), position);
-  store(b, v, b.in(2), position);
+  if (b.has(6) != b.has(7)) b.refuse("takes cosines and sines, or neither.");
+  if (out.count() == 0 || k.dims[3] == 0) return out.count() == 0 ? out : zeros(b);
+  Tensor cos, sin;
+  if (b.has(6)) cos = turn(b, 6, q), sin = turn(b, 7, q);
+  const int64_t turn_row = q.dims[3] * static_cast<int64_t>(sizeof(float));
+
+  auto* store = b.make<StoreJob>();
+  store->rows = q.dims[2];
+  store->limit = k.dims[2];
+  store->turn_row = turn_row;
+  for (int i = 0; i < 2; ++i) {
+    store->size[i] = fresh[i]->dims[3];
+    store->row[i] = caches[i]->strides[2];
+    store->x_row[i] = fresh[i]->strides[2];
+    store->x_step[i] = fresh[i]->strides[3];
+    store->convert[i] = converter(DType::f32, caches[i]->dtype);
+  }
+  for (int d = 0; d < 2; ++d)
+    store->loop.push(k.dims[d], k.strides[d], fresh[0]->strides[d], fresh[1]->strides[d], v.strides[d]);
+  b.step(store_kernel(), store, k, {fresh[0], &position, fresh[1], &v, &cos, &sin},
+         2.0 * static_cast<double>(fresh[0]->count()));
+
   AttentionJob* job = attention_job(b, out, q, k, v);
   if (b.attr("window")) job->window = b.size("window");
   if (job->window < 0) b.refuse("its window is " + std::to_string(job->window) + ".");
   job->read = k.dtype == DType::f32 ? nullptr : converter(k.dtype, DType::f32);
+  job->turn_row = turn_row;
   const Tensor mask;
-  b.step(attention_kernel(), job, out, {&q, &k, &v, &mask, &position}, attention_cost(*job, out));
+  b.step(attention_kernel(), job, out, {&q, &k, &v, &mask, &position, &cos, &sin}, attention_cost(*job, out));
   return out;
 }
 
@@ -363,7 +382,7 @@ constexpr Row kRows[] = {
     {"gru_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::gru>},
     {"rnn_tanh_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_tanh>},
     {"rnn_relu_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_relu>},
-    {"cached_attention", {6, 6, 0, "TTTlSS>T", kF32, kCached}, cached_attention},
+    {"cached_attention", {6, 8, 0, "TTTlSST>T", kF32, kCached}, cached_attention},
     {"sdpa", {3, 4, 8, "TTTm>T", kHalfOrSingle, kAttention, true}, attention},
 };
 
