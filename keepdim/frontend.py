@@ -22,9 +22,11 @@ from .errors import KeepdimError, fail
 from .ops import ROWS, Args, Shape, Unsupported, dim_order_rows
 from .passes import Lowered
 from .program import NONE, Node, Program, Value, verify
+from .quant import Quantised
 from .reading import finite, shape_env_of, to_dim, to_size
 
 ASSERT = torch.ops.aten._assert_tensor_metadata.default  # of what tracing has seen
+TAKES_STORED = {("linear", 1), ("embedding", 0)}  # op and operand: a weight in another dtype than what is computed in
 ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
 
@@ -70,18 +72,23 @@ def build(
     constants: Mapping[FxNode, torch.Tensor],
     symbols: Mapping[str, Dim],
     engine: str | None = None,
+    quantised: Mapping[FxNode, Quantised] = {},
 ) -> Lowered:
     """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`.
 
-    For an engine it goes through the passes; without one it is what there is to compute, as it was written.
+    A constant that is `quantised` stands so in the Program, and its own data is not read. For an engine it goes through the passes; without one it is what there is to compute, as it was written.
     """
     b = _Builder(inputs, symbols)
     nodes = list(nodes)
     changed = {x for n in nodes for x in _changes(n)}
     for node, data in constants.items():
-        b.state(node, data) if node in changed else b.constant(node, data)
+        if node in quantised:
+            b.quantised(node, quantised[node])
+        else:
+            b.state(node, data) if node in changed else b.constant(node, data)
     for node in nodes:
         b.node(node)
+    b.check_stored()
     return b.finish(outputs, engine)
 
 
@@ -135,6 +142,7 @@ class _Builder:
         self.weights: dict[str, torch.Tensor] = {}
         self.ids: dict[FxNode, Any] = {}
         self.names: set[str] = set()
+        self.stored: set[int] = set()  # weights that only some ops take
         for node in inputs:
             self._input(node)
 
@@ -189,6 +197,24 @@ class _Builder:
             return
         self.weights[node.name] = data
         self.ids[node] = self._value(self._name(node.name), shape, "const", node.name)
+
+    def quantised(self, node: FxNode, q: Quantised) -> None:
+        """A weight as the bytes it has."""
+        dims = self._dims(node.meta["val"])
+        q.check(f"weight {node.name!r}")
+        if dims != tuple(map(Dim.const, q.dims)):
+            fail("lower", f"weight {node.name!r}", f"is quantised as {list(q.dims)}, but the model has {node.meta['val'].shape}")
+        self.weights[node.name] = q.stored()
+        self.ids[node] = self._value(self._name(node.name), Shape(q.dtype, dims), "const", node.name)
+        self.stored.add(self.ids[node])
+
+    def check_stored(self) -> None:
+        """Quantised weights are read by ops alone that take them."""
+        for n in self.nodes:
+            for k, i in enumerate(n.ins):
+                if i in self.stored and (n.op, k) not in TAKES_STORED:
+                    v = self.values[i - len(self.specs)]
+                    fail("lower", f"weight {v.name!r}", f"is {v.dtype}, which {n.op} does not take", "Leave it as it is")
 
     def state(self, node: FxNode, data: torch.Tensor) -> None:
         """A buffer that the program changes: it lives in the delegate, and nothing of it stands in the file."""
@@ -384,15 +410,27 @@ def constants_of(ep: Any) -> dict[FxNode, torch.Tensor]:
     return out
 
 
-def lower_program(ep: Any, known: Mapping[str, Dim], engine: str) -> Lowered:
-    """The Program of a delegate's own ExportedProgram, for an engine."""
+def _quantised(ep: Any, weights: Mapping[str, Quantised], constants: Mapping[FxNode, torch.Tensor]) -> dict[FxNode, Quantised]:
+    """Weights by any name of their parameter → by its placeholder; a tied parameter has several names."""
+    if missing := sorted(set(weights) - set(ep.state_dict)):
+        fail("lower", f"quantised weight {missing[0]!r}", "is no parameter of the model")
+    given = {id(ep.state_dict[name]): q for name, q in weights.items()}
+    return {node: given[id(data)] for node, data in constants.items() if id(data) in given}
+
+
+def lower_program(ep: Any, known: Mapping[str, Dim], engine: str, weights: Mapping[str, Quantised] = {}) -> Lowered:
+    """The Program of a delegate's own ExportedProgram, for an engine.
+
+    `weights` are quantised, by the names of the parameters that they stand for; their tensors are not read.
+    """
     constants = constants_of(ep)
     nodes = [n for n in ep.graph.nodes if n.op == "call_function"]
     inputs = [n for n in ep.graph.nodes if n.op == "placeholder" and n not in constants]
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     outputs = list(ep.graph.output_node().args[0])
     try:
-        return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine))
+        quantised = _quantised(ep, weights, constants)
+        return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine, quantised))
     except Unsupported as e:
         fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
 

@@ -10,7 +10,7 @@ import importlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.export import Dim, export
 from . import _native
 from .errors import fail
 from .module import Module, load
+from .quant import Quantised, fits, quantise
 from .torch_ops import cached_attention
 
 LOGITS = 128  # rows of logits that one call may ask for
@@ -46,6 +47,7 @@ class LanguageModel:
         assert top is not None
         self.module, self.max_context, self.position = module, top, 0
         self.text: str = _native.Method(str(module.path), TEXT_METHOD)([])[0]  # what `lower_llm` was given
+        self.notes: list[str] = []  # weights that lie in another dtype than was asked for
 
     @classmethod
     def load(cls, path: str | Path) -> LanguageModel:
@@ -89,13 +91,17 @@ def lower_llm(
     max_context: int = 2048,
     *,
     cache: str = "f32",
-    engine: str = "ggml",
+    quant: str | None = None,
+    weights: Mapping[str, Quantised] | None = None,
     text: str = "",
+    engine: str = "ggml",
 ) -> LanguageModel:
     """Lower a decoder of transformers (`...ForCausalLM`) for 1..max_context tokens.
 
-    `cache` is the dtype in which keys and values are kept: f32 or f16. `text` stands in the file beside the model: its
-    tokenizer, as `keepdim.generate` writes it.
+    `cache` is the dtype in which keys and values are kept: f32 or f16. `quant` is the one of the weights of linear layers
+    and embeddings: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, f16 or bf16; None leaves them as they are. `weights`
+    are ready ones, by the name of the parameter, whose own data is then not read. `text` stands in the file beside the
+    model: its tokenizer, as `keepdim.generate` writes it.
     """
     from .whole import lower_whole
 
@@ -109,16 +115,39 @@ def lower_llm(
     examples = (torch.zeros(1, min(7, max_context), dtype=torch.int64), torch.tensor([0]), torch.tensor([0, 1, 2]))
     with wrapped, torch.no_grad():
         ep = export(wrapped, examples, dynamic_shapes=({1: seq}, None, {0: rows}), strict=False)
+    stored, notes = _quantised(wrapped, quant) if quant else ({}, [])
+    stored |= {f"model.{name}": w for name, w in (weights or {}).items()}
     folder = tempfile.mkdtemp(prefix="keepdim-")
     try:
         path = Path(folder) / "model.pte"
-        lower_whole(ep, _names(ep), path, engine, **{TEXT_METHOD: text})
+        lower_whole(ep, _names(ep), path, engine, stored, **{TEXT_METHOD: text})
         lowered = LanguageModel.load(path)
+        lowered.notes = notes
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     weakref.finalize(lowered, shutil.rmtree, folder, ignore_errors=True)
     return lowered
+
+
+def _quantised(model: torch.nn.Module, dtype: str) -> tuple[dict[str, Quantised], list[str]]:
+    """Weights of layers by name, and a note for each whose rows are no whole blocks of the dtype."""
+    weights: dict[str, Quantised] = {}
+    notes: list[str] = []
+    done: dict[int, Quantised | None] = {}  # a tied weight has several names
+    for name, layer in model.named_modules():
+        if not isinstance(layer, (torch.nn.Linear, torch.nn.Embedding)):
+            continue
+        w, full = layer.weight, f"{name}.weight"
+        if id(w) not in done:
+            used = next((d for d in (dtype, "q8_0") if fits(tuple(w.shape), d)), None)
+            if used != dtype:
+                notes.append(f"{full} {list(w.shape)}: wanted {dtype}, used {used or 'f32'}")
+            done[id(w)] = quantise(w, used) if used else None
+        q = done[id(w)]
+        if q is not None:
+            weights[full] = q
+    return weights, notes
 
 
 def _names(ep: Any) -> dict[str, str]:

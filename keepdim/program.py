@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from .contract import DTYPE_BYTES, VERSION, Constraint, Contract, Source, Spec, Symbol, convert, decode
+from .contract import BLOCKS, DTYPE_BYTES, VERSION, Constraint, Contract, Source, Spec, Symbol, convert, decode
 from .dims import CMPS, INT64_MAX, Dim, never_zero, parse, range_text
 from .errors import fail
 
@@ -238,6 +238,8 @@ def verify_contract(c: Contract) -> None:
         _verify_source(c, s, seen)
         seen.add(s.name)
     for spec in (*c.inputs, *c.outputs):
+        if spec.dtype in BLOCKS:
+            fail("verify", f"value {spec.name!r}", f"dtype {spec.dtype} stands only for a const")
         _verify_dims(spec.name, spec.dtype, spec.dims)
     for k in c.constraints:
         if k.cmp not in CMPS:
@@ -268,7 +270,7 @@ def _verify_source(c: Contract, s: Symbol, earlier: set[str]) -> None:
 
 
 def _verify_dims(name: str, dtype: str, dims: tuple[Dim, ...]) -> None:
-    if dtype not in DTYPE_BYTES:
+    if dtype not in DTYPE_BYTES and dtype not in BLOCKS:
         fail("verify", f"value {name!r}", f"has unknown dtype {dtype!r}")
     if dtype == "int":
         if len(dims) != 1:
@@ -276,7 +278,7 @@ def _verify_dims(name: str, dtype: str, dims: tuple[Dim, ...]) -> None:
         return
     if dtype == "python" and dims:
         fail("verify", f"value {name!r}", "is no tensor and takes no dims")
-    total: int | None = DTYPE_BYTES[dtype]
+    total: int | None = BLOCKS[dtype][1] if dtype in BLOCKS else DTYPE_BYTES[dtype]
     for d in dims:
         lo, hi = d.bounds
         if lo is None or lo < 0:
@@ -296,6 +298,12 @@ def _verify_value(v: Value) -> None:
         fail("verify", f"value {v.name!r}", "a temp has no key" if v.key else f"a {v.kind} needs a key")
     if v.kind != "temp" and any(d.value is None for d in v.dims):
         fail("verify", f"value {v.name!r}", f"a {v.kind} has constant dims")
+    if v.dtype in BLOCKS:
+        if v.kind != "const":
+            fail("verify", f"value {v.name!r}", f"dtype {v.dtype} stands only for a const")
+        block = BLOCKS[v.dtype][0]
+        if not v.dims or v.dims[-1].eval({}) % block:
+            fail("verify", f"value {v.name!r}", f"its rows are no whole blocks of {block}, as {v.dtype} needs")
 
 
 def _verify_nodes(p: Program, nodes: Iterable[Node], defined: set[int], produced: set[int]) -> None:

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from . import torch_ops
-from .contract import DTYPES
+from .contract import BLOCKS, DTYPES
 from .dims import Dim
 from .errors import fail
 from .program import NONE, Node, Program, Value
+from .quant import Quantised, dequantise
 
 DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -126,7 +127,7 @@ def _unfold(c: Call) -> torch.Tensor:
 
 
 def _linear(c: Call) -> torch.Tensor:
-    y = F.linear(c.ins[0], c.ins[1], c.operand(2))
+    y = F.linear(c.ins[0], c.ins[1].to(c.dtype), c.operand(2))
     return ACTIVATIONS[c.attrs["activation"]](y) if "activation" in c.attrs else y
 
 
@@ -328,7 +329,7 @@ MEANING: dict[str, Meaning] = {
     "diagonal": lambda c: torch.diagonal(c.ins[0], c.attrs["offset"], *c.attrs["dims"]),
     "div_floor": _divide("floor"),
     "div_trunc": _divide("trunc"),
-    "embedding": lambda c: F.embedding(c.ins[1], c.ins[0]),
+    "embedding": lambda c: F.embedding(c.ins[1], c.ins[0]).to(c.dtype),
     "embedding_bag": _embedding_bag,
     "expand": lambda c: c.ins[0].expand(c.dims),
     "fold": _fold,
@@ -425,6 +426,11 @@ def bind(program: Program, inputs: Sequence[Any]) -> dict[str, int]:
     return out
 
 
+def _weight(v: Value, data: torch.Tensor) -> torch.Tensor:
+    """A weight as a tensor, where it lies as blocks."""
+    return dequantise(Quantised(v.dtype, tuple(d.eval({}) for d in v.dims), data)) if v.dtype in BLOCKS else data
+
+
 def run(program: Program, weights: Mapping[str, torch.Tensor], inputs: Sequence[Any]) -> list[Any]:
     """The program's outputs, by torch; tensors and integers as the contract has them."""
     symbols = bind(program, inputs)
@@ -433,7 +439,7 @@ def run(program: Program, weights: Mapping[str, torch.Tensor], inputs: Sequence[
         if v.kind != "temp" and v.key not in weights:
             fail("reference", f"{v.kind} {v.name!r}", f"there is no weight {v.key!r}")
         if v.kind != "temp":
-            values[i] = weights[v.key]
+            values[i] = _weight(v, weights[v.key])
     for n in program.nodes:
         outs = [program.value(i) for i in n.outs]
         values.update(zip(n.outs, apply(n, outs, [values[i] for i in n.ins], symbols), strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,27 @@ from .errors import fail
 from .partition import READY, TAG, KeepdimGgml
 from .passes import Lowered
 from .program import verify
+from .quant import Quantised
 from .reading import read
 from .signature import CONTRACT_METHOD, Signature, Transport
 
 DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 
 
-def lower_whole(ep: ExportedProgram, names: dict[str, str], path: Path, engine: str, **methods: Any) -> Counter[str]:
+def lower_whole(
+    ep: ExportedProgram,
+    names: dict[str, str],
+    path: Path,
+    engine: str,
+    weights: Mapping[str, Quantised] = {},
+    **methods: Any,
+) -> Counter[str]:
     """Write the sealed file of a program of tensors to `path`; the delegated ops, counted.
 
-    `methods` are constant methods: name and what it returns.
+    `weights` are quantised, by the names of their parameters. `methods` are constant methods: name and what it returns.
     """
     contract, symbols = read(ep, names)
-    lowered = frontend.lower_program(ep, symbols, engine)
+    lowered = frontend.lower_program(ep, symbols, engine, weights)
     in_spec, out_spec = ep.call_spec.in_spec, ep.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
     signature = Signature(contract, in_spec, out_spec, [Transport()] * len(contract.inputs), [None] * len(contract.inputs))

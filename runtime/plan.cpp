@@ -66,7 +66,7 @@ std::string shape_text(const Program& program, const Value& value) {
 size_t weight_size(const Program& program, const Value& value) {
   size_t bytes = dtype_bytes(value.dtype);
   for (DimId id : value.dims) bytes *= static_cast<size_t>(program.contract.dims.node(id).value);
-  return bytes;
+  return bytes / dtype_block(value.dtype);
 }
 
 }  // namespace
@@ -271,7 +271,7 @@ Weights Delegate::checked(const Weights& weights) {
                                       dtype_name(value.dtype) + " " + shape_text(program_, value) + ", found " +
                                       std::to_string(bytes.size) + ". Lower the model again.");
     }
-    if (reinterpret_cast<uintptr_t>(bytes.data) % dtype_bytes(value.dtype) != 0) {
+    if (reinterpret_cast<uintptr_t>(bytes.data) % dtype_align(value.dtype) != 0) {
       copies_.emplace_back(new char[bytes.size]);
       std::memcpy(copies_.back().get(), bytes.data, bytes.size);
       bytes.data = copies_.back().get();

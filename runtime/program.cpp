@@ -27,9 +27,12 @@ constexpr int kMaxRegionDepth = 32;  // regions are read recursively
 struct DTypeRow {
   const char* name;
   size_t bytes;
+  size_t block = 1;
 };
-constexpr DTypeRow kDTypes[] = {{"f32", 4}, {"f16", 2}, {"bf16", 2}, {"f64", 8}, {"i8", 1},  {"u8", 1},
-                                {"i16", 2}, {"i32", 4}, {"i64", 8},  {"bool", 1}, {"int", 0}, {"python", 0}};
+constexpr DTypeRow kDTypes[] = {
+    {"f32", 4},       {"f16", 2},       {"bf16", 2},      {"f64", 8},       {"i8", 1},          {"u8", 1},          {"i16", 2},
+    {"i32", 4},       {"i64", 8},       {"bool", 1},      {"int", 0},       {"python", 0},      {"q8_0", 34, 32},   {"q4_0", 18, 32},
+    {"q4_1", 20, 32}, {"q5_0", 22, 32}, {"q5_1", 24, 32}, {"q4_k", 144, 256}, {"q5_k", 176, 256}, {"q6_k", 210, 256}};
 
 [[noreturn]] void refuse(const std::string& subject, const std::string& fact) {
   fail(Code::invalid_program, "[verify] " + subject + ": " + fact);
@@ -114,10 +117,9 @@ void check_version(const Json& j) {
 
 DType read_dtype(const Json& j, const std::string& subject) {
   const std::string& name = string(j, "dtype", subject);
-  for (size_t i = 0; i < std::size(kDTypes); ++i) {
-    if (name == kDTypes[i].name) return static_cast<DType>(i);
-  }
-  refuse(subject, "dtype " + quote(name) + " is not known.");
+  DType dtype;
+  if (!find_dtype(name, &dtype)) refuse(subject, "dtype " + quote(name) + " is not known.");
+  return dtype;
 }
 
 class ContractReader {
@@ -216,6 +218,7 @@ class ContractReader {
       subject += " " + quote(spec.name);
       spec.dtype = read_dtype(j, subject);
       if (spec.dtype == DType::python && !bare_) refuse(subject, "dtype python stands only in a method's own contract.");
+      if (is_quantised(spec.dtype)) refuse(subject, std::string("dtype ") + dtype_name(spec.dtype) + " stands only for a const.");
       spec.dims = read_dims(j, spec.dtype, subject);
       out.push_back(std::move(spec));
     }
@@ -339,7 +342,17 @@ class ProgramReader {
     for (DimId id : value.dims) {
       if (!temp && !p_.contract.dims.is_constant(id)) refuse(subject, "the dims of a " + kind + " have to be constant.");
     }
+    if (is_quantised(value.dtype)) check_blocks(value, subject);
     add_value(std::move(value), "value");
+  }
+
+  void check_blocks(const Value& value, const std::string& subject) {
+    const std::string name = dtype_name(value.dtype);
+    if (value.kind != Value::Kind::constant) refuse(subject, "dtype " + name + " stands only for a const.");
+    const auto block = static_cast<int64_t>(dtype_block(value.dtype));
+    if (value.dims.empty() || p_.contract.dims.node(value.dims.back()).value % block != 0) {
+      refuse(subject, "its rows are no whole blocks of " + std::to_string(block) + ", as " + name + " needs.");
+    }
   }
 
   // A value id that is defined at this point.
@@ -461,6 +474,17 @@ class ProgramReader {
 
 const char* dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
 size_t dtype_bytes(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].bytes; }
+size_t dtype_block(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].block; }
+size_t dtype_align(DType dtype) { return is_quantised(dtype) ? 4 : dtype_bytes(dtype); }
+
+bool find_dtype(std::string_view name, DType* dtype) {
+  for (size_t i = 0; i < std::size(kDTypes); ++i) {
+    if (name != kDTypes[i].name) continue;
+    *dtype = static_cast<DType>(i);
+    return true;
+  }
+  return false;
+}
 
 Contract Contract::parse(std::string_view json) {
   const Json j = parse_json(json);

@@ -17,10 +17,18 @@ constexpr int kFormatVersion = 1;
 
 // `integer` is a host integer (an argument or result that is no tensor); its one dim is its value.
 // `python` is any other constant argument (None, a string, a flag); only the method's contract has it.
-enum class DType : uint8_t { f32, f16, bf16, f64, i8, u8, i16, i32, i64, boolean, integer, python };
+// From q8_0 on: ggml's blocks of quantised weights, which only constants have.
+enum class DType : uint8_t {
+  f32, f16, bf16, f64, i8, u8, i16, i32, i64, boolean, integer, python,
+  q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k
+};
 
 KEEPDIM_API const char* dtype_name(DType dtype);
-KEEPDIM_API size_t dtype_bytes(DType dtype);  // 0 for integer and python
+KEEPDIM_API size_t dtype_bytes(DType dtype);  // of an element, or of a block; 0 for integer and python
+KEEPDIM_API size_t dtype_block(DType dtype);  // elements of a block; 1 where each is its own
+KEEPDIM_API size_t dtype_align(DType dtype);  // of the address of its data
+inline bool is_quantised(DType dtype) { return dtype >= DType::q8_0; }
+KEEPDIM_API bool find_dtype(std::string_view name, DType* dtype);  // false: there is none of that name
 
 // An input or output of a contract.
 struct Spec {

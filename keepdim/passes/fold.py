@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from .. import reference
-from ..contract import DTYPE_BYTES
+from ..contract import BLOCKS, DTYPE_BYTES
 from ..dims import Dim
 from ..program import NONE, Node, Program, Value
 from .graph import drop_dead
@@ -27,7 +27,7 @@ def fold_constants(p: Program, weights: Mapping[str, torch.Tensor]) -> tuple[Pro
     made from little.
     """
     first, values, nodes = len(p.contract.inputs), list(p.values), []
-    known = {i: weights[v.key] for i, v in enumerate(values, first) if v.kind == "const"}
+    known = {i: weights[v.key] for i, v in enumerate(values, first) if v.kind == "const" and v.dtype not in BLOCKS}
     stored = {i: t.numel() * t.element_size() for i, t in known.items()} | {NONE: 0}  # bytes in the file behind a value
     out = dict(weights)
     for n in p.nodes:

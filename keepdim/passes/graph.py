@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ..contract import BLOCKS
 from ..dims import Dim
 from ..ops import Shape
 from ..program import NONE, Node, Program, Region, Spec, Value
@@ -115,13 +116,16 @@ class Graph:
         c, out = self.p.contract, self.values[n.outs[0]]
         ids: dict[int, int] = {NONE: NONE}
         specs = list(c.inputs)
+        quantised = [i for i in dict.fromkeys(n.ins) if i != NONE and self.dtype(i) in BLOCKS]  # no inputs have that
         for i in n.ins:
-            if i not in ids:
+            if i not in ids and i not in quantised:
                 ids[i] = len(specs)
                 specs.append(Spec(f"{out.name}.operand{len(specs)}", *self.shape(i)))
+        ids |= {i: len(specs) + k for k, i in enumerate(quantised)}
+        made = len(specs) + len(quantised)
         contract = replace(c, inputs=tuple(specs), outputs=(Spec(out.name, out.dtype, out.dims),))
-        node = replace(n, ins=tuple(ids[i] for i in n.ins), outs=(len(specs),))
-        return Program(contract, (out,), (node,), (len(specs),))
+        node = replace(n, ins=tuple(ids[i] for i in n.ins), outs=(made,))
+        return Program(contract, (*(self.values[i] for i in quantised), out), (node,), (made,))
 
 
 def rewrite(p: Program, rule: Callable[[Graph, Node], Made], takes: Takes = anything) -> Program:

@@ -37,19 +37,21 @@ int64_t Tensor::count() const {
 }
 
 bool Tensor::contiguous() const {
+  const auto block = static_cast<int64_t>(dtype_block(dtype));
   int64_t stride = width();
   for (int d = rank - 1; d >= 0; --d) {
     if (dims[d] != 1 && strides[d] != stride) return false;
-    stride *= dims[d];
+    stride *= d == rank - 1 ? dims[d] / block : dims[d];
   }
   return true;
 }
 
 void Tensor::pack() {
+  const auto block = static_cast<int64_t>(dtype_block(dtype));
   int64_t stride = width();
   for (int d = rank - 1; d >= 0; --d) {
     strides[d] = stride;
-    stride *= dims[d];
+    stride *= d == rank - 1 ? dims[d] / block : dims[d];
   }
 }
 

@@ -33,7 +33,7 @@ struct Tensor {
 
   int64_t count() const;
   bool contiguous() const;
-  int64_t width() const { return static_cast<int64_t>(dtype_bytes(dtype)); }
+  int64_t width() const { return static_cast<int64_t>(dtype_bytes(dtype)); }  // of a block, where it has them
   void pack();  // strides of a contiguous tensor
 };
 
@@ -112,7 +112,7 @@ constexpr DType compute_type(DType dtype) {
   switch (dtype) {
     case DType::f32: case DType::f16: case DType::bf16: return DType::f32;
     case DType::f64: case DType::i64: return dtype;
-    default: return DType::i32;
+    default: return is_quantised(dtype) ? DType::f32 : DType::i32;
   }
 }
 
@@ -160,6 +160,20 @@ struct IndexJob : Job {
   bool wrap = false;             // negative ones count from the end
   int split = -1;                // of a scatter: the dim whose parts are written by different threads
 };
+// How weights lie that are not f32: in blocks, or each on its own.
+struct Stored {
+  int64_t block, bytes;
+  void (*read)(const void* x, float* y, int64_t n);  // n elements, of whole blocks, as f32
+
+  int64_t bytes_of(int64_t n) const { return n / block * bytes; }
+};
+const Stored* stored(DType dtype);  // quant.cpp; nullptr when it is not read so
+
+struct LookupJob : Job {  // rows of a weight as f32; the result and the index are contiguous
+  int64_t rows = 0, size = 0, limit = 0;  // how many are read, of how many elements, out of how many
+  const Stored* stored = nullptr;
+  bool wide = false;  // 64-bit indices
+};
 struct TriangleJob : Job {  // `loop` is over the matrices and their rows; the result is contiguous
   int64_t rows = 0, columns = 0, step = 0;  // step: bytes between columns of x
   int64_t diagonal = 0;
@@ -170,6 +184,8 @@ struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, t
   int64_t a_row = 0, a_step = 0;     // byte strides of the first operand's m and k
   int64_t b_step = 0, b_column = 0;  // byte strides of the second operand's k and n
   const float* packed = nullptr;     // the second operand in panels, instead of as it lies
+  const Stored* stored = nullptr;    // the second operand is no f32, and its columns are rows that lie so
+  DType type = DType::f32;           // of the second operand
   Block activation = nullptr;        // of the result
 };
 // `loop` is over the batch and the heads of keys and values; operands q, k, v, mask, how many keys were there before the
@@ -232,6 +248,8 @@ Kernel offset_kernel();                                    // IndexJob: an index
 Kernel gather_kernel(size_t width);                        // IndexJob
 Kernel scatter_kernel(Put put, DType dtype);               // IndexJob; set takes any dtype
 Kernel product_kernel(DType dtype);                        // ProductJob
+Kernel few_rows_kernel();                                  // ProductJob with few rows and a stored weight, f32
+Kernel lookup_kernel();                                    // LookupJob
 int64_t packed_floats(int64_t k, int64_t n);
 // Panels of weight[k, n]; strides in bytes.
 void pack_weight(float* packed, const void* weight, int64_t k, int64_t n, int64_t step, int64_t column);
@@ -298,10 +316,11 @@ struct AttrRule {
   bool data = false;  // a dim is read when the plan runs, and is no part of its key
 };
 
-using TypeMask = uint16_t;
+using TypeMask = uint32_t;
 
 // `types` has a letter for each operand (the last serves all that follow), then > and one for the result:
-// T one dtype of `allowed` for all, * any of `allowed`, b bool, i an index (i64 or i32), l i64, m T or bool, S a state.
+// T one dtype of `allowed` for all, * any of `allowed`, b bool, i an index (i64 or i32), l i64, m T or bool, S a state,
+// w T or, where that is computed in f32, a half or quantised weight.
 struct Rule {
   int min_ins, max_ins;  // max -1: any number
   uint8_t optional;      // bit i: operand i may be missing

@@ -54,12 +54,14 @@ struct Check {
     const auto need = [&](bool fine, const std::string& expected) {
       if (!fine) refuse(subject + " is " + dtype_name(has) + ", expected " + expected + ".");
     };
+    if (letter == 'w' && stored(has) && bit(same) & kHalfOrSingle) return;
     switch (letter) {
       case 'b': return need(has == DType::boolean, "bool");
       case 'i': return need(has == DType::i64 || has == DType::i32, "i64 or i32");
       case 'l': return need(has == DType::i64, "i64");
       case 'S': return need(has == DType::f32 || has == DType::f16 || has == DType::bf16, "f32, f16 or bf16");
       case 'm': return need(has == same || has == DType::boolean, std::string(dtype_name(same)) + " or bool");
+      case 'w':
       case 'T': need(has == same, dtype_name(same)); [[fallthrough]];
       default:
         if (!(row.rule.allowed & bit(has))) refuse(std::string("has no form for ") + dtype_name(has) + ".");

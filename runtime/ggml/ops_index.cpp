@@ -122,8 +122,32 @@ Tensor index_select(Build& b) {
   return read(b, part_of(b, b.in(0), 1, {need_dim(b, b.in(0))}, false));
 }
 
+// Rows of a weight in another dtype, half or quantised.
+Tensor stored_rows(Build& b) {
+  const Tensor &w = b.in(0), &index = b.in(1);
+  Tensor out = b.out();
+  Tensor expected = index;
+  if (w.rank == 2 && index.rank < kMaxRank) expected.dims[expected.rank++] = w.dims[1];
+  if (w.rank != 2 || !same_dims(expected, out))
+    b.refuse("result " + dims_text(out) + " is not made of rows of " + dims_text(w) + " at " + dims_text(index) + ".");
+  const Tensor rows = b.contiguous(w), from = b.contiguous(index);
+  out.dtype = DType::f32;
+  out.pack();
+  b.allocate(out);
+  if (out.buffer < 0) return b.out();
+  auto* job = b.make<LookupJob>();
+  job->rows = index.count();
+  job->size = w.dims[1];
+  job->limit = w.dims[0];
+  job->stored = stored(rows.dtype);
+  job->wide = index.dtype == DType::i64;
+  b.step(lookup_kernel(), job, out, {&rows, &from}, 3.0 * static_cast<double>(out.count()));
+  return b.cast(out, b.out().dtype);
+}
+
 Tensor embedding(Build& b) {
   if (b.in(0).rank < 1) b.refuse("the weight has no rows.");
+  if (b.in(0).dtype != b.out().dtype) return stored_rows(b);
   return read(b, part_of(b, b.in(0), 1, {0}, false));
 }
 
@@ -207,7 +231,7 @@ Tensor scatter_reduce(Build& b) {
 }
 
 constexpr Row kRows[] = {
-    {"embedding", {2, 2, 0, "Ti>T", kAll, {}}, embedding},
+    {"embedding", {2, 2, 0, "wi>T", kAll, {}}, embedding},
     {"index_select", {2, 2, 0, "Ti>T", kAll, kDimOnly}, index_select},
     {"index", {2, -1, 0, "Ti>T", kAll, kDims}, index},
     {"gather", {2, 2, 0, "Ti>T", kAll, kDimOnly}, gather},

@@ -7,7 +7,8 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr TypeMask kHalfOrSingle = kF32 | bit(DType::f16) | bit(DType::bf16);
+// Up to so many rows a stored weight is multiplied as it lies; above, in panels that become f32 (measured).
+constexpr int64_t kFewRows = 8;
 
 Tensor zeros(Build& b) { return b.fill(b.out(), {}, {}); }
 
@@ -110,6 +111,28 @@ Operands operands(Build& b) {
   return p;
 }
 
+// All rows of x times a weight [n, k] that is no f32, where it lies.
+Tensor stored_product(Build& b, Operands p, const Tensor& w) {
+  const Tensor x = b.contiguous(p.x), bias = b.contiguous(p.bias);
+  Tensor out = p.out;
+  b.allocate(out);
+  auto* job = b.make<ProductJob>();
+  job->n = w.dims[0];
+  job->k = w.dims[1];
+  job->m = out.count() / job->n;
+  job->a_step = x.width();
+  job->a_row = job->k * job->a_step;
+  job->b_column = w.strides[0];
+  job->stored = stored(w.dtype);
+  job->type = w.dtype;
+  job->activation = p.activation;
+  job->loop.push(1, 0);
+  const double cost = static_cast<double>(out.count()) * static_cast<double>(job->k);
+  const bool few = job->m <= kFewRows && job->k > 0;
+  b.step(few ? few_rows_kernel() : product_kernel(DType::f32), job, out, {&x, &w, &bias}, cost);
+  return out;
+}
+
 Tensor linear(Build& b) {
   const Tensor &x = b.in(0), &w = b.in(1), &out = b.out();
   if (x.rank < 1 || w.rank != 2 || w.dims[1] != x.dims[x.rank - 1])
@@ -123,6 +146,7 @@ Tensor linear(Build& b) {
   Operands p = operands(b);
   p.x = b.cast(x, p.out.dtype);
   if (b.has(2)) p.bias = b.cast(b.in(2), p.out.dtype);
+  if (stored(w.dtype) && (is_quantised(w.dtype) || w.strides[1] == w.width())) return b.cast(stored_product(b, p, w), out.dtype);
   return b.cast(rows_product(b, p, p.packed ? w : b.cast(w, p.out.dtype)), out.dtype);
 }
 
@@ -377,7 +401,7 @@ constexpr Attrs kAttention = {
 
 constexpr Row kRows[] = {
     {"matmul", {2, 2, 0, "TT>T", kNumbers, {}}, matmul},
-    {"linear", {2, 3, 4, "TTT>T", kNumbers, kActivation}, linear},
+    {"linear", {2, 3, 4, "TwT>T", kNumbers, kActivation}, linear},
     {"lstm_scan", {5, 5, 4, "TTTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::lstm>},
     {"gru_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::gru>},
     {"rnn_tanh_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_tanh>},
@@ -395,6 +419,7 @@ Weight weight_of(const Program& program, const Node& node) {
   if (!linear && node.op != "matmul") return w;
   const Value& value = program.values[node.ins[1]];
   if (value.kind != Value::Kind::constant || value.dims.size() != 2 || compute_type(value.dtype) != DType::f32) return w;
+  if (node.op == "linear" && stored(value.dtype)) return w;
   const DimTable& dims = program.contract.dims;
   const int64_t rows = dims.node(value.dims[0]).value, columns = dims.node(value.dims[1]).value;
   if (!dims.is_constant(value.dims[0]) || !dims.is_constant(value.dims[1]) || rows == 0 || columns == 0) return w;

@@ -22,6 +22,19 @@ void pack(float* panel, const char* b, int64_t step, int64_t column, int64_t dep
   }
 }
 
+// The same of columns that are rows in another dtype.
+void unpack(float* panel, const ProductJob& job, const char* b, int64_t depth, int64_t columns) {
+  if (columns < kWidth) std::fill(panel, panel + depth * kWidth, 0.0f);
+  alignas(64) float rows[8][kDepth];
+  for (int64_t first = 0; first < columns; first += 8) {
+    const int64_t count = std::min<int64_t>(8, columns - first);
+    for (int64_t c = 0; c < count; ++c) job.stored->read(b + (first + c) * job.b_column, rows[c], depth);
+    float* to = panel + first;
+    for (int64_t k = 0; k < depth; ++k)
+      for (int64_t c = 0; c < count; ++c) to[k * kWidth + c] = rows[c][k];
+  }
+}
+
 // What one panel's product needs to know: operands at its first element.
 struct Part {
   float* y;
@@ -38,7 +51,8 @@ void panel_product(const ProductJob& job, const Part& part) {
   const bool direct = part.columns == kWidth && job.b_column == sizeof(float) && part.rows.end - part.rows.begin <= 2 * kHeight;
   const int64_t slices = std::max<int64_t>(1, (job.k + kDepth - 1) / kDepth);
   for (int64_t s = 0; s < slices; ++s) {
-    const Span span = share(job.k, static_cast<int>(s), static_cast<int>(slices));
+    const Span span = job.stored ? Span{s * kDepth, std::min(job.k, (s + 1) * kDepth)}  // of whole blocks
+                                 : share(job.k, static_cast<int>(s), static_cast<int>(slices));
     const int64_t k = span.begin;
     Tile tile;
     tile.depth = span.end - k;
@@ -49,6 +63,9 @@ void panel_product(const ProductJob& job, const Part& part) {
     tile.b_step = kWidth;
     if (part.packed) {
       tile.b = part.packed + k * kWidth;
+    } else if (job.stored) {
+      unpack(panel, job, part.b + job.stored->bytes_of(k), tile.depth, part.columns);
+      tile.b = panel;
     } else if (direct) {
       tile.b = reinterpret_cast<const float*>(part.b + k * job.b_step);
       tile.b_step = job.b_step / static_cast<int64_t>(sizeof(float));

@@ -1,0 +1,74 @@
+"""Quantised weights: rows of ggml's blocks, made and read by ggml itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from . import _native
+from .contract import BLOCKS, DTYPES
+from .errors import fail
+
+HALVES = {name: dtype for dtype, name in DTYPES.items() if name in ("f16", "bf16")}
+STORED = (*BLOCKS, *HALVES)  # dtypes in which weights of f32 layers may lie
+
+
+class Quantised(NamedTuple):
+    """A weight [..., k] as its bytes.
+
+    >>> q = quantise(torch.ones(2, 64), "q8_0")
+    >>> q.raw.shape, bool((dequantise(q) == 1).all())
+    (torch.Size([2, 68]), True)
+    """
+
+    dtype: str  # one of STORED
+    dims: tuple[int, ...]
+    raw: torch.Tensor  # u8 [rows, bytes of a row]
+
+    def check(self, subject: str) -> Quantised:
+        """Itself, where its bytes are those of its dims."""
+        if self.dtype not in STORED:
+            fail("quantise", subject, f"dtype {self.dtype!r} is not one of {', '.join(STORED)}")
+        block, size = BLOCKS.get(self.dtype, (1, 2))
+        rows = 1
+        for d in self.dims[:-1]:
+            rows *= d
+        if not self.dims or self.dims[-1] % block:
+            fail("quantise", subject, f"its rows in {list(self.dims)} are no whole blocks of {block}, as {self.dtype} needs")
+        expected = (rows, self.dims[-1] // block * size)
+        if self.raw.dtype != torch.uint8 or tuple(self.raw.shape) != expected:
+            have = f"{DTYPES.get(self.raw.dtype, self.raw.dtype)}{list(self.raw.shape)}"
+            fail("quantise", subject, f"its bytes are {have}, expected u8{list(expected)}")
+        return self
+
+    def stored(self) -> torch.Tensor:
+        """What stands in a file: the bytes, or the halves as a tensor."""
+        return self.raw.view(HALVES[self.dtype]).reshape(self.dims) if self.dtype in HALVES else self.raw
+
+
+def fits(dims: tuple[int, ...], dtype: str) -> bool:
+    """Whether rows of these dims are whole blocks."""
+    return bool(dims) and dims[-1] % BLOCKS.get(dtype, (1, 2))[0] == 0
+
+
+def quantise(tensor: torch.Tensor, dtype: str) -> Quantised:
+    """By ggml's own quantiser; the last dim is a row."""
+    dims = tuple(tensor.shape)
+    if dtype not in STORED:
+        fail("quantise", f"dtype {dtype!r}", f"is not one of {', '.join(STORED)}")
+    if not fits(dims, dtype):
+        fail("quantise", f"tensor {list(dims)}", f"its rows are no whole blocks of {BLOCKS[dtype][0]}, as {dtype} needs")
+    if dtype in HALVES:
+        rows = tensor.detach().to(HALVES[dtype]).contiguous().reshape(-1, dims[-1])
+        return Quantised(dtype, dims, rows.view(torch.uint8))
+    rows = tensor.detach().to(torch.float32).contiguous().reshape(-1, dims[-1])
+    return Quantised(dtype, dims, torch.from_numpy(_native.quantise(rows.numpy(), dtype)))
+
+
+def dequantise(q: Quantised) -> torch.Tensor:
+    """As f32."""
+    q.check("weight")
+    if q.dtype in HALVES:
+        return q.stored().float()
+    return torch.from_numpy(_native.dequantise(q.raw.contiguous().numpy(), q.dtype)).reshape(q.dims)

@@ -1,0 +1,177 @@
+// Weights that are no f32: ggml's blocks and halves, read where they lie. Few rows are multiplied by dot products over
+// the blocks, with activations in whole numbers; many rows go through panels of f32 (product.cpp).
+#include "ggml_engine.h"
+#include "quant.h"
+#include "tile.h"
+
+namespace keepdim::ggml {
+namespace {
+
+constexpr int64_t kColumns = 16;  // rows of the weight that a thread takes at a time
+
+ggml_type type_of(DType dtype) {
+  switch (dtype) {
+    case DType::q8_0: return GGML_TYPE_Q8_0;
+    case DType::q4_0: return GGML_TYPE_Q4_0;
+    case DType::q4_1: return GGML_TYPE_Q4_1;
+    case DType::q5_0: return GGML_TYPE_Q5_0;
+    case DType::q5_1: return GGML_TYPE_Q5_1;
+    case DType::q4_k: return GGML_TYPE_Q4_K;
+    case DType::q5_k: return GGML_TYPE_Q5_K;
+    case DType::q6_k: return GGML_TYPE_Q6_K;
+    case DType::f16: return GGML_TYPE_F16;
+    case DType::bf16: return GGML_TYPE_BF16;
+    default: return GGML_TYPE_COUNT;
+  }
+}
+
+template <DType dtype>
+void read_elements(const void* x, float* y, int64_t n) {
+  static const Convert convert = converter(dtype, DType::f32);
+  convert(y, sizeof(float), x, static_cast<int64_t>(dtype_bytes(dtype)), n);
+}
+
+template <ggml_type type>
+void read_blocks(const void* x, float* y, int64_t n) {
+  static const ggml_to_float_t read = ggml_get_type_traits(type)->to_float;
+  read(x, y, n);
+}
+
+template <class Block>
+void read_quants(const void* x, float* y, int64_t n) {
+  const auto* block = static_cast<const Block*>(x);
+  for (const float* end = y + n; y < end; y += kBlock32) (block++)->read(y);
+}
+
+// ---- few rows
+
+// Sums of products of the rows with one column, one after the other.
+float dot(const float* x, const float* y, int64_t n) {
+  Vector sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * kVector <= n; i += 4 * kVector)
+    for (int v = 0; v < 4; ++v) sums[v] += load(x + i + v * kVector) * load(y + i + v * kVector);
+  const Vector all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  float total = 0;
+  for (int l = 0; l < kVector; ++l) total += all[l];
+  for (; i < n; ++i) total += x[i] * y[i];
+  return total;
+}
+
+// Each of m rows with one column after the other; made once per thread.
+class Columns {
+ public:
+  explicit Columns(const ProductJob& job) : job_(job) {}
+
+  // Takes what it needs of the rows; false when there is no memory for it.
+  bool prepare() {
+    const auto* x = static_cast<const float*>(job_.data[1]);
+    if (!is_quantised(job_.type)) {
+      row_ = scratch(job_.k);
+      return row_;
+    }
+    const ggml_type_traits_cpu* traits = ggml_get_type_traits_cpu(type_of(job_.type));
+    dot_ = traits->vec_dot;
+    pitch_ = static_cast<int64_t>(ggml_row_size(traits->vec_dot_type, job_.k));
+    pitch_ = (pitch_ + 63) / 64 * 64;
+    row_ = scratch(job_.m * pitch_ / static_cast<int64_t>(sizeof(float)));
+    if (!row_) return false;
+    const ggml_from_float_t from_float = ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float;
+    for (int64_t r = 0; r < job_.m; ++r) from_float(x + r * job_.k, at<char>(row_, r * pitch_), job_.k);
+    return true;
+  }
+
+  void run(const char* weight, float* y, int64_t columns) const {
+    const auto* x = static_cast<const float*>(job_.data[1]);
+    for (int64_t c = 0; c < columns; ++c, weight += job_.b_column) {
+      if (!dot_) job_.stored->read(weight, row_, job_.k);
+      for (int64_t r = 0; r < job_.m; ++r) {
+        float& sum = y[r * job_.n + c];
+        if (dot_) dot_(static_cast<int>(job_.k), &sum, 0, weight, 0, at<char>(row_, r * pitch_), 0, 1);
+        else sum = dot(x + r * job_.k, row_, job_.k);
+      }
+    }
+  }
+
+ private:
+  const ProductJob& job_;
+  ggml_vec_dot_t dot_ = nullptr;
+  float* row_ = nullptr;
+  int64_t pitch_ = 0;
+};
+
+void few_rows(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const ProductJob*>(userdata);
+  Columns columns(job);
+  if (!columns.prepare()) return job.fail(0, "there is no memory for its rows.");
+  const auto* bias = static_cast<const float*>(job.data[3]);
+  Loop loop;
+  loop.push((job.n + kColumns - 1) / kColumns, kColumns * sizeof(float), 0, kColumns * job.b_column);
+  each_unit(job, loop, kColumns * job.k * job.m, ith, nth, [&](int64_t position, const int64_t* offset) {
+    const int64_t first = position * kColumns, count = std::min(kColumns, job.n - first);
+    float* y = at<float>(job.data[0], offset[0]);
+    columns.run(at<char>(job.data[2], offset[2]), y, count);
+    for (int64_t r = 0; r < job.m; ++r, y += job.n) {
+      for (int64_t c = 0; bias && c < count; ++c) y[c] += bias[first + c];
+      const void* x = y;
+      if (job.activation) job.activation({}, y, &x, 0, count);
+    }
+  });
+}
+
+// ---- rows by index
+
+void lookup(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const LookupJob*>(userdata);
+  const int64_t pitch = job.stored->bytes_of(job.size);
+  Loop loop;
+  loop.push(job.rows, 0);
+  each_row(loop, job.size, ith, nth, [&](int64_t i, const int64_t*) {
+    const int64_t index = job.wide ? static_cast<const int64_t*>(job.data[2])[i] : static_cast<const int32_t*>(job.data[2])[i];
+    if (index < 0 || index >= job.limit)
+      return job.fail(i, "index " + std::to_string(index) + " is " +
+                             (job.limit ? "out of range 0.." + std::to_string(job.limit - 1) : "not in an empty dim") + ".");
+    job.stored->read(at<char>(job.data[1], index * pitch), static_cast<float*>(job.data[0]) + i * job.size, job.size);
+  });
+}
+
+}  // namespace
+
+const Stored* stored(DType dtype) {
+  static constexpr Stored f16{1, 2, read_elements<DType::f16>}, bf16{1, 2, read_elements<DType::bf16>};
+  static constexpr Stored q8_0{32, 34, read_quants<BlockQ8>}, q4_0{32, 18, read_quants<BlockQ4>},
+      q4_1{32, 20, read_quants<BlockQ4m>}, q5_0{32, 22, read_blocks<GGML_TYPE_Q5_0>},
+      q5_1{32, 24, read_blocks<GGML_TYPE_Q5_1>};
+  static constexpr Stored q4_k{256, 144, read_blocks<GGML_TYPE_Q4_K>}, q5_k{256, 176, read_blocks<GGML_TYPE_Q5_K>},
+      q6_k{256, 210, read_blocks<GGML_TYPE_Q6_K>};
+  switch (dtype) {
+    case DType::f16: return &f16;
+    case DType::bf16: return &bf16;
+    case DType::q8_0: return &q8_0;
+    case DType::q4_0: return &q4_0;
+    case DType::q4_1: return &q4_1;
+    case DType::q5_0: return &q5_0;
+    case DType::q5_1: return &q5_1;
+    case DType::q4_k: return &q4_k;
+    case DType::q5_k: return &q5_k;
+    case DType::q6_k: return &q6_k;
+    default: return nullptr;
+  }
+}
+
+Kernel few_rows_kernel() { return few_rows; }
+Kernel lookup_kernel() { return lookup; }
+
+}  // namespace keepdim::ggml
+
+namespace keepdim {
+
+void quantise(DType dtype, const float* x, int64_t rows, int64_t k, void* y) {
+  if (rows > 0 && k > 0) ggml_quantize_chunk(ggml::type_of(dtype), x, y, 0, rows, k, nullptr);
+}
+
+void dequantise(DType dtype, const void* x, int64_t rows, int64_t k, float* y) {
+  if (rows > 0 && k > 0) ggml_get_type_traits(ggml::type_of(dtype))->to_float(x, y, rows * k);
+}
+
+}  // namespace keepdim
