@@ -1,5 +1,6 @@
 // Weights that are no f32: ggml's blocks and halves, read where they lie. Few rows are multiplied by dot products over
 // the blocks, with activations in whole numbers; many rows go through panels of f32 (product.cpp).
+#include "dot.h"
 #include "ggml_engine.h"
 #include "quant.h"
 #include "tile.h"
@@ -45,7 +46,6 @@ void read_quants(const void* x, float* y, int64_t n) {
 
 // ---- few rows
 
-// Sums of products of the rows with one column, one after the other.
 float dot(const float* x, const float* y, int64_t n) {
   Vector sums[4] = {};
   int64_t i = 0;
@@ -58,45 +58,84 @@ float dot(const float* x, const float* y, int64_t n) {
   return total;
 }
 
-// Each of m rows with one column after the other; made once per thread.
+// The rows of a product, each with one row of the weight after the other; made once per thread.
 class Columns {
  public:
   explicit Columns(const ProductJob& job) : job_(job) {}
 
   // Takes what it needs of the rows; false when there is no memory for it.
   bool prepare() {
-    const auto* x = static_cast<const float*>(job_.data[1]);
-    if (!is_quantised(job_.type)) {
-      row_ = scratch(job_.k);
-      return row_;
+#ifdef __AVX2__
+    switch (job_.type) {
+      case DType::q8_0: return prepare_dots<Bytes8, BlockQ8>();
+      case DType::q4_0: return prepare_dots<Nibbles<BlockQ4>, BlockQ4>();
+      case DType::q4_1: return prepare_dots<Nibbles<BlockQ4m>, BlockQ4m>();
+      default: break;
     }
-    const ggml_type_traits_cpu* traits = ggml_get_type_traits_cpu(type_of(job_.type));
-    dot_ = traits->vec_dot;
-    pitch_ = static_cast<int64_t>(ggml_row_size(traits->vec_dot_type, job_.k));
-    pitch_ = (pitch_ + 63) / 64 * 64;
-    row_ = scratch(job_.m * pitch_ / static_cast<int64_t>(sizeof(float)));
-    if (!row_) return false;
-    const ggml_from_float_t from_float = ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float;
-    for (int64_t r = 0; r < job_.m; ++r) from_float(x + r * job_.k, at<char>(row_, r * pitch_), job_.k);
+#endif
+    return is_quantised(job_.type) ? prepare_blocks() : prepare_elements();
+  }
+
+  void run(const char* weight, float* y, int64_t columns) const { (this->*run_)(weight, y, columns); }
+
+ private:
+  const float* x() const { return static_cast<const float*>(job_.data[1]); }
+  char* room(int64_t bytes) { return room_ = reinterpret_cast<char*>(scratch(bytes / static_cast<int64_t>(sizeof(float)))); }
+
+#ifdef __AVX2__
+  template <class Kind, class Block>
+  bool prepare_dots() {
+    const int64_t blocks = job_.k / kBlock32;
+    const Layout layout(blocks, Kind::kBytes);
+    if (!room(job_.m * layout.pitch)) return false;
+    for (int64_t r = 0; r < job_.m; ++r) Kind::prepare(x() + r * job_.k, blocks, room_ + r * layout.pitch, layout);
+    run_ = &Columns::run_dots<Kind, Block>;
     return true;
   }
 
-  void run(const char* weight, float* y, int64_t columns) const {
-    const auto* x = static_cast<const float*>(job_.data[1]);
+  template <class Kind, class Block>
+  void run_dots(const char* weight, float* y, int64_t columns) const {
+    const int64_t blocks = job_.k / kBlock32;
+    all_dots<Kind, Block>(weight, job_.b_column, columns, room_, Layout(blocks, Kind::kBytes), blocks, job_.m, y, job_.n);
+  }
+#endif
+
+  // ggml's own dot products.
+  bool prepare_blocks() {
+    const ggml_type_traits_cpu* traits = ggml_get_type_traits_cpu(type_of(job_.type));
+    const ggml_from_float_t from_float = ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float;
+    dot_ = traits->vec_dot;
+    pitch_ = (static_cast<int64_t>(ggml_row_size(traits->vec_dot_type, job_.k)) + 63) / 64 * 64;
+    if (!room(job_.m * pitch_)) return false;
+    for (int64_t r = 0; r < job_.m; ++r) from_float(x() + r * job_.k, room_ + r * pitch_, job_.k);
+    run_ = &Columns::run_blocks;
+    return true;
+  }
+
+  void run_blocks(const char* weight, float* y, int64_t columns) const {
+    for (int64_t c = 0; c < columns; ++c, weight += job_.b_column)
+      for (int64_t r = 0; r < job_.m; ++r)
+        dot_(static_cast<int>(job_.k), y + r * job_.n + c, 0, weight, 0, room_ + r * pitch_, 0, 1);
+  }
+
+  // Halves become f32, a row at a time.
+  bool prepare_elements() {
+    run_ = &Columns::run_elements;
+    return room(job_.k * static_cast<int64_t>(sizeof(float)));
+  }
+
+  void run_elements(const char* weight, float* y, int64_t columns) const {
+    auto* row = reinterpret_cast<float*>(room_);
     for (int64_t c = 0; c < columns; ++c, weight += job_.b_column) {
-      if (!dot_) job_.stored->read(weight, row_, job_.k);
-      for (int64_t r = 0; r < job_.m; ++r) {
-        float& sum = y[r * job_.n + c];
-        if (dot_) dot_(static_cast<int>(job_.k), &sum, 0, weight, 0, at<char>(row_, r * pitch_), 0, 1);
-        else sum = dot(x + r * job_.k, row_, job_.k);
-      }
+      job_.stored->read(weight, row, job_.k);
+      for (int64_t r = 0; r < job_.m; ++r) y[r * job_.n + c] = dot(x() + r * job_.k, row, job_.k);
     }
   }
 
- private:
   const ProductJob& job_;
+  void (Columns::*run_)(const char*, float*, int64_t) const = nullptr;
   ggml_vec_dot_t dot_ = nullptr;
-  float* row_ = nullptr;
+  char* room_ = nullptr;
   int64_t pitch_ = 0;
 };
 
