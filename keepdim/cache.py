@@ -1,4 +1,4 @@
-"""Lowered files of models, kept in `$XDG_CACHE_HOME/keepdim` (`~/.cache/keepdim`), so that a second start takes seconds.
+"""Lowered files of models, kept in `$XDG_CACHE_HOME/keepdim` (`~/.cache/keepdim`): a second start takes seconds.
 
 A file's name is a hash of what it was made from: the model's files, the settings, keepdim's own code, the versions of
 torch, executorch and transformers. It is written whole or not at all, checked when it is loaded, and may be deleted at

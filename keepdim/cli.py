@@ -100,13 +100,15 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--prompt", help="what it answers to")
     p.add_argument("--chat", action="store_true", help="a dialogue: a message a line from standard input")
     p.add_argument("--raw", action="store_true", help="continue the prompt instead of answering it")
-    p.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: as many as the context has room for)")
+    p.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: to the end of the context)")
     p.add_argument("--max-context", type=int, metavar="N", help="of prompt and answers together (default 2048)")
     p.add_argument("--quant", help="quantise the weights of a checkpoint folder: q8_0, q4_0, q4_1, q4_k, ...")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="choose among the K likeliest")
-    p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="among the likeliest of probability P together")
-    p.add_argument("--min-p", type=float, default=0.0, metavar="P", help="among those of at least P times the likeliest's")
+    p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="among the likeliest that are P together")
+    p.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="among those P times as likely as the likeliest"
+    )
     p.add_argument("--seed", type=int, default=0, help="of the choice (default 0)")
     return parser
 
@@ -302,7 +304,7 @@ def _write_embeddings(encoder: Encoder, texts: Iterable[str], progress: Progress
 
 def _generate(args: argparse.Namespace) -> int:
     if (args.prompt is None) != args.chat:
-        fail("cli", "generate", "takes --prompt or --chat, one of the two", 'Say keepdim generate smollm2 --prompt "Hello"')
+        fail("cli", "generate", "takes --prompt or --chat, one of the two", 'Say --prompt "Who are you?"')
     if args.max_tokens is not None and args.max_tokens < 1:
         fail("cli", "--max-tokens", f"{args.max_tokens} is less than 1")
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)

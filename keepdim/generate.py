@@ -7,6 +7,7 @@ model called "smollm2". A lowered file holds its text side too, so that it is al
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -231,7 +232,8 @@ def _from_gguf(path: Path, context: int, quant: str | None) -> LanguageModel:
     checkpoint = gguf.read(path)
     tokenizer = _tokenizer(path.parent, gguf_file=path.name)
     context = min(context, checkpoint.model.config.max_position_embeddings)
-    return lower_llm(checkpoint.model, context, weights=checkpoint.weights, text=_text(tokenizer, checkpoint.model).to_json())
+    text = _text(tokenizer, checkpoint.model).to_json()
+    return lower_llm(checkpoint.model, context, weights=checkpoint.weights, text=text)
 
 
 def _from_folder(path: Path, context: int, quant: str | None) -> LanguageModel:

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .errors import KeepdimError, fail
-from .quant import BLOCKS, Quantised, dequantise
+from .errors import fail
+from .quant import STORED, Quantised, dequantise
 
 # What transformers calls the architectures whose tensors are known here, by their name in GGUF.
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3")
-FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+KNOWN = ", ".join(name.upper() for name in STORED)
 
 
 class Checkpoint(NamedTuple):
@@ -36,14 +36,16 @@ def read(path: Path) -> Checkpoint:
     if architecture not in ARCHITECTURES:
         fail("load", path.name, f"its architecture {architecture!r} is not known", f"Known: {', '.join(ARCHITECTURES)}")
     transformers = _import("transformers")
+    tensors = {t.name: t for t in reader.tensors}
     try:
         config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-        with transformers.initialization.no_init_weights(), torch.no_grad():
+        config.tie_word_embeddings = "output.weight" not in tensors
+        with _import("transformers.initialization").no_init_weights(), torch.no_grad():
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.tie_weights()
     except Exception as e:  # transformers raises many kinds
         fail("load", path.name, f"transformers makes no model of it ({type(e).__name__}: {_short(e)})", cause=e)
     names = package.get_tensor_name_map(_architecture(package, architecture), config.num_hidden_layers)
-    tensors = {t.name: t for t in reader.tensors}
     weights: dict[str, Quantised] = {}
     tied = _tied(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -64,22 +66,20 @@ def read(path: Path) -> Checkpoint:
 
 def _place(path: Path, name: str, parameter: torch.nn.Parameter, kind: str, data: np.ndarray, architecture: str,
            weights: dict[str, Quantised]) -> None:  # fmt: skip
-    """One tensor to where it belongs."""
-    if kind in FLOATS:
-        value = torch.from_numpy(data.view(np.uint8).copy()).view(FLOATS[kind]).reshape(parameter.shape).float()
+    """One tensor to where it belongs: into the model, or beside it as it is."""
+    dtype = kind.lower()
+    raw = torch.from_numpy(np.require(data, requirements=["C", "W"]).view(np.uint8))
+    if dtype == "f32":
+        value = raw.view(torch.float32).reshape(parameter.shape)
         if architecture == "gemma3" and name.endswith("norm.weight"):
             value = value - 1  # as transformers keeps it
         parameter.data.copy_(value)
         return
-    dtype = kind.lower()
-    if dtype not in BLOCKS:
-        fail("load", path.name, f"tensor for {name!r} is of type {kind}, which is not known", f"Known: {', '.join(BLOCKS)}")
-    block, size = BLOCKS[dtype]
-    rows, columns = parameter.shape[0], parameter.shape[-1]
-    if parameter.dim() != 2 or data.shape != (rows, columns // block * size):
-        fail("load", path.name, f"tensor for {name!r} is {list(data.shape)} bytes, expected {list(parameter.shape)} {kind}")
-    value = Quantised(dtype, (rows, columns), torch.from_numpy(np.ascontiguousarray(data)))
-    if ".mlp." in name or ".self_attn." in name or "embed_tokens" in name or "lm_head" in name:
+    if dtype not in STORED:
+        fail("load", path.name, f"tensor for {name!r} is of type {kind}, which is not known", f"Known: F32, {KNOWN}")
+    rows = parameter.shape[0] if parameter.dim() > 1 else 1
+    value = Quantised(dtype, tuple(parameter.shape), raw.reshape(rows, -1)).check(f"{path.name}, tensor for {name!r}")
+    if parameter.dim() == 2:
         weights[name] = value
     else:
         parameter.data.copy_(dequantise(value))
@@ -137,4 +137,4 @@ def _import(package: str) -> Any:
         fail("load", package, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)
 
 
-__all__ = ["Checkpoint", "KeepdimError", "field", "read"]
+__all__ = ["Checkpoint", "field", "read"]

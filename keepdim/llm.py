@@ -98,7 +98,7 @@ def lower_llm(
 ) -> LanguageModel:
     """Lower a decoder of transformers (`...ForCausalLM`) for 1..max_context tokens.
 
-    `cache` is the dtype in which keys and values are kept: f32 or f16. `quant` is the one of the weights of linear layers
+    `cache` is the dtype in which keys and values are kept: f32 or f16. `quant` is that of the weights of linear layers
     and embeddings: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, f16 or bf16; None leaves them as they are. `weights`
     are ready ones, by the name of the parameter, whose own data is then not read. `text` stands in the file beside the
     model: its tokenizer, as `keepdim.generate` writes it.
@@ -156,6 +156,12 @@ def _names(ep: Any) -> dict[str, str]:
     return {str(values["tokens"].shape[1].node.expr): "seq_len", str(values["rows"].shape[0].node.expr): "rows"}
 
 
+class _Call:
+    """What attention has to know of the call that is being traced, and transformers does not hand on."""
+
+    position: torch.Tensor
+
+
 class _Decoder(torch.nn.Module):
     """The model as it is exported: tokens [1, seq_len], position [1] and rows → logits [1, rows, vocabulary].
 
@@ -165,11 +171,11 @@ class _Decoder(torch.nn.Module):
     def __init__(self, model: Any, max_context: int, dtype: torch.dtype):
         super().__init__()
         self.model, self._context, self._dtype = model, max_context, dtype
-        self._position: list[torch.Tensor] = []  # of the call that is being traced
+        self._call = _Call()
         self._layers: dict[torch.nn.Module, list[torch.Size]] = {}  # the shapes of keys and values of each
 
     def forward(self, tokens: torch.Tensor, position: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        self._position[:] = [position]
+        self._call.position = position
         places = (position + torch.arange(tokens.shape[1])).unsqueeze(0)
         return self.model(input_ids=tokens, position_ids=places, use_cache=False, logits_to_keep=rows).logits
 
@@ -204,8 +210,8 @@ class _Decoder(torch.nn.Module):
             self._layers[layer] = [key.shape, value.shape]
             return query.new_empty(*query.shape[:3], value.shape[3]).transpose(1, 2), None
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        caches = [getattr(layer, name) for name in CACHE_NAMES]
-        out = cached_attention(query, key, value, *caches, self._position[0], scale, sliding_window or 0)
+        keys, values = (getattr(layer, name) for name in CACHE_NAMES)
+        out = cached_attention(query, key, value, keys, values, self._call.position, scale, sliding_window or 0)
         return out.transpose(1, 2), None
 
 

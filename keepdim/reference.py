@@ -141,10 +141,10 @@ def _norm(f: Callable[..., Any]) -> Meaning:
 
 def _cached_attention(c: Call) -> torch.Tensor:
     """Over q, k, v, the position, both caches, and what q and k are turned by."""
-    q, k, v, position, *more = c.ins
-    if len(more) > 2:
-        q, k = (x * more[2] + rotate_half(x) * more[3] for x in (q, k))
-    return torch_ops.cached_attention(q, k, v, *more[:2], position, **c.attrs)
+    q, k, v, position, keys, values, *turn = c.ins
+    if turn:
+        q, k = (x * turn[0] + rotate_half(x) * turn[1] for x in (q, k))
+    return torch_ops.cached_attention(q, k, v, keys, values, position, **c.attrs)
 
 
 def sdpa(c: Call) -> torch.Tensor:

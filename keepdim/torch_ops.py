@@ -35,7 +35,8 @@ def cached_attention(
     >>> torch.allclose(y[:, :, 0], x[:, :, 0]), int(cache.count_nonzero())
     (True, 24)
     """
-    return torch.ops.keepdim.cached_attention.default(query, key, value, key_cache, value_cache, position, scale, window)
+    op = torch.ops.keepdim.cached_attention.default
+    return op(query, key, value, key_cache, value_cache, position, scale, window)
 
 
 @torch.library.impl(LIBRARY, "cached_attention", "CPU")

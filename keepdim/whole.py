@@ -8,17 +8,18 @@ ready.
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.passes import MemoryPlanningPass
+from msgspec.structs import replace
 from torch.export import Dim as ExportDim
 from torch.export import ExportedProgram, export
 
@@ -52,12 +53,15 @@ def lower_whole(
     lowered = frontend.lower_program(ep, symbols, engine, weights)
     in_spec, out_spec = ep.call_spec.in_spec, ep.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
-    signature = Signature(contract, in_spec, out_spec, [Transport()] * len(contract.inputs), [None] * len(contract.inputs))
-    edge = to_edge_transform_and_lower(
-        _stand_in(contract),
-        partitioner=[_Ready(lowered)],
-        constant_methods={CONTRACT_METHOD: signature.to_json(), **methods},
-    )
+    count = len(contract.inputs)
+    signature = Signature(contract, in_spec, out_spec, [Transport()] * count, [None] * count)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")  # torch's own, of its own copies
+        edge = to_edge_transform_and_lower(
+            _stand_in(contract),
+            partitioner=[_Ready(lowered)],
+            constant_methods={CONTRACT_METHOD: signature.to_json(), **methods},
+        )
     config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
     with path.open("wb") as f:
         edge.to_executorch(config).write_to_file(f)
@@ -79,21 +83,25 @@ class _StandIn(torch.nn.Module):
 
 
 def _size(d: Dim, sizes: dict[str, Any]) -> Any:
-    return d.value if d.value is not None else sizes[d.sym.name]
+    return d.value if d.sym is None else sizes[d.sym.name]
 
 
 def _stand_in(contract: Contract) -> ExportedProgram:
     """The stand-in, exported with the contract's ranges."""
-    named = {s.name: ExportDim(s.name, min=s.lo, max=s.hi) for s in contract.symbols}
+    named, example = {}, {}
+    for k, s in enumerate(contract.symbols):
+        if s.source.kind != "size" or s.lo is None or s.hi is None:
+            fail("lower", f"symbol {s.name!r}", "is no bounded size of an input")
+        named[s.name] = ExportDim(s.name, min=s.lo, max=s.hi)
+        example[s.name] = min(s.hi, max(s.lo, 3) + k)
     for spec in (*contract.inputs, *contract.outputs):
         for d in spec.dims:
             if d.value is None and d.sym is None:
                 fail("lower", f"{spec.name!r}", f"has the size {d}, which no symbol alone gives")
     shapes = [{k: named[d.sym.name] for k, d in enumerate(s.dims) if d.sym is not None} for s in contract.inputs]
-    tops = {s.name: min(s.hi, max(s.lo, 3) + k) for k, s in enumerate(contract.symbols)}
-    examples = [torch.zeros([d.eval(tops) for d in s.dims], dtype=DTYPE_OF[s.dtype]) for s in contract.inputs]
+    inputs = [torch.zeros([d.eval(example) for d in s.dims], dtype=DTYPE_OF[s.dtype]) for s in contract.inputs]
     with torch.no_grad():
-        return export(_StandIn(contract), tuple(examples), dynamic_shapes=(tuple(shapes),), strict=False)
+        return export(_StandIn(contract), tuple(inputs), dynamic_shapes=(tuple(shapes),), strict=False)
 
 
 class _Ready(Partitioner):
