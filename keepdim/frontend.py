@@ -432,7 +432,7 @@ def lower_program(ep: Any, known: Mapping[str, Dim], engine: str, weights: Mappi
         quantised = _quantised(ep, weights, constants)
         return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine, quantised))
     except Unsupported as e:
-        fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
+        fail("lower", "delegate", f"has a node that cannot be lowered ({e})", cause=e)
 
 
 def _by_content(lowered: Lowered) -> Lowered:

@@ -226,6 +226,18 @@ def _copy(b: Sink, name: str, a: Args, out: Shape) -> int:
     return cast(b, a.tensor("self"), out.dtype)
 
 
+def _as_other(b: Sink, name: str, a: Args, out: Shape) -> int:
+    a.ignore("other")
+    return cast(b, a.tensor("self"), out.dtype)
+
+
+def _dropout(b: Sink, name: str, a: Args, out: Shape) -> int:
+    if a.plain("train") and a.plain("p"):
+        raise Unsupported("dropout is of training")
+    a.ignore("p")
+    return a.tensor("input")
+
+
 def _copy_into(b: Sink, name: str, a: Args, out: Shape) -> int:
     """The functional copy_: the source in the shape and dtype of the destination, whose values do not matter."""
     a.ignore("self", "non_blocking")
@@ -271,6 +283,9 @@ op("full", aten.ones.default, aten.ones_like.default, lower=_full(Dim.const(1)))
 op("cast", aten._to_copy.default, aten.clone.default, aten.alias_copy.default, lower=_copy)
 op("cast", aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.contiguous.default, aten.detach.default,
    aten.alias.default, lower=_copy)  # fmt: skip
+
+op("cast", aten.type_as.default, lower=_as_other)
+op("cast", aten.dropout.default, lower=_dropout)
 
 
 def dim_order_rows() -> None:

@@ -1,0 +1,202 @@
+"""Language models: every family against transformers' eager, in one piece, in chunks, step by step and after a rewind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import keepdim
+from keepdim.llm import LanguageModel, lower_llm
+
+transformers = pytest.importorskip("transformers")
+CONTEXT, VOCABULARY = 128, 256
+TINY = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": CONTEXT,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
+    "Gemma": {"head_dim": 16},
+    "Gemma3Text": {"head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "Phi": {},
+    "Phi3": {"pad_token_id": 0},
+    "Mistral": {"head_dim": 16, "sliding_window": 8},
+}
+
+
+def tiny(family: str, attention: str = "sdpa", **more: Any) -> Any:
+    """A model of a family with random weights, large enough that its logits differ."""
+    torch.manual_seed(0)
+    name = family.removesuffix("Text")
+    config = getattr(transformers, f"{family}Config")(**{**TINY, **FAMILIES[family], **more})
+    config._attn_implementation = attention
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval().requires_grad_(False)
+    for key, p in model.named_parameters():
+        p.add_(torch.randn_like(p) * 0.1) if "norm" in key else p.mul_(5)
+    return model
+
+
+def wanted(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Eager's logits behind every token."""
+    with torch.no_grad():
+        return model(input_ids=tokens[None], use_cache=False).logits[0]
+
+
+def worst(lowered: LanguageModel, tokens: torch.Tensor, want: torch.Tensor, chunks: Sequence[int]) -> float:
+    """The largest difference over all rows, with the tokens given in chunks."""
+    lowered.reset()
+    off, at = 0.0, 0
+    for n in chunks:
+        got = lowered(tokens[at : at + n], rows=range(n))
+        off = max(off, (got - want[at : at + n]).abs().max().item())
+        at += n
+    assert lowered.position == at
+    return off
+
+
+@pytest.fixture(scope="module")
+def qwen() -> tuple[Any, LanguageModel]:
+    """A tiny Qwen3, in eager and lowered."""
+    model = tiny("Qwen3")
+    return model, lower_llm(model, CONTEXT)
+
+
+TOKENS = torch.randint(VOCABULARY, (95,), generator=torch.Generator().manual_seed(1))
+
+
+def test_prefill_then_single_steps(qwen: tuple[Any, LanguageModel]) -> None:
+    """A prompt of 31 and 64 steps."""
+    model, lowered = qwen
+    assert worst(lowered, TOKENS, wanted(model, TOKENS), [31] + [1] * 64) < 1e-5
+
+
+@pytest.mark.parametrize("chunks", [[7, 1, 13, 1, 1, 25, 3, 44], [95], [1] * 5 + [90], [64, 31]])
+def test_uneven_chunks(chunks: list[int], qwen: tuple[Any, LanguageModel]) -> None:
+    """The same logits however the tokens are cut."""
+    model, lowered = qwen
+    assert worst(lowered, TOKENS, wanted(model, TOKENS), chunks) < 1e-5
+
+
+def test_rewind(qwen: tuple[Any, LanguageModel]) -> None:
+    """Tokens that were taken back leave no trace."""
+    model, lowered = qwen
+    worst(lowered, TOKENS, wanted(model, TOKENS), [60])
+    lowered.rewind(25)
+    other = torch.cat([TOKENS[:35], TOKENS[:40].flip(0)])
+    got = lowered(other[35:], rows=range(40))
+    assert (got - wanted(model, other)[35:]).abs().max() < 1e-5
+    lowered.reset()
+    assert (lowered([3]) - wanted(model, torch.tensor([3]))).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str) -> None:
+    """Each with its own norms, biases, gates, windows and rotations."""
+    model = tiny(family)
+    lowered = lower_llm(model, CONTEXT)
+    assert worst(lowered, TOKENS, wanted(model, TOKENS), [31, 1, 1, 17, 45]) < 2e-5
+    assert model.config._attn_implementation == "sdpa"  # the model is as it was
+    assert not any("keepdim" in name for name, _ in model.named_buffers())
+
+
+def test_eager_attention_lowers_the_same() -> None:
+    """What transformers would use makes no difference."""
+    model = tiny("Qwen3", "eager")
+    assert worst(lower_llm(model, CONTEXT), TOKENS, wanted(model, TOKENS), [31, 1, 1]) < 1e-5
+
+
+def test_a_cache_of_halves() -> None:
+    """Keys and values rounded to f16 move logits a little."""
+    model = tiny("Llama")
+    lowered = lower_llm(model, CONTEXT, cache="f16")
+    full = lower_llm(model, CONTEXT)
+    off = worst(lowered, TOKENS, wanted(model, TOKENS), [31, 1, 40])
+    assert 0 < off < 2e-2  # f16 has 11 bits, and logits of this model go up to ten
+    (half,), (whole,) = lowered.module.counters(), full.module.counters()
+    assert 2 * half["state_bytes"] == whole["state_bytes"]
+
+
+def test_a_file_keeps_nothing_of_the_sequence(qwen: tuple[Any, LanguageModel], tmp_path: Path) -> None:
+    """Two loaded models never mix."""
+    model, lowered = qwen
+    lowered.save(tmp_path / "m.pte")
+    want = wanted(model, TOKENS)
+    one, two = LanguageModel.load(tmp_path / "m.pte"), LanguageModel.load(tmp_path / "m.pte")
+    other = TOKENS.flip(0)
+    one(TOKENS[:20])
+    two(other[:30])
+    assert (one(TOKENS[20:40], rows=range(20)) - want[20:40]).abs().max() < 1e-5
+    assert (two(other[30:50], rows=range(20)) - wanted(model, other)[30:50]).abs().max() < 1e-5
+
+
+def test_one_delegate_and_only_the_rows_asked_for(qwen: tuple[Any, LanguageModel]) -> None:
+    """The whole model is one delegate, and a step of one token builds one plan."""
+    _, lowered = qwen
+    (before,) = lowered.module.counters()
+    lowered.reset()
+    for _ in range(50):
+        assert lowered([1]).shape == (1, VOCABULARY)
+    (after,) = lowered.module.counters()
+    assert after["built"] - before["built"] <= 1
+    assert lowered([1, 2, 3], rows=[0, 2]).shape == (2, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sentence"),
+    [
+        ([], r"\[generate\] tokens: are none"),
+        ([VOCABULARY], r"\[run\] embedding .*256"),
+        ([-1], r"\[run\] embedding .*-1"),
+        (range(CONTEXT + 1), r"\[generate\] tokens: 129 more at position 0 are beyond the context of 128"),
+    ],
+)
+def test_bad_tokens(tokens: Sequence[int], sentence: str, qwen: tuple[Any, LanguageModel]) -> None:
+    """A sentence, and the next good call works."""
+    model, lowered = qwen
+    lowered.reset()
+    with pytest.raises(keepdim.KeepdimError, match=sentence):
+        lowered(list(tokens))
+    assert lowered.position == 0
+    assert worst(lowered, TOKENS, wanted(model, TOKENS), [10, 5]) < 1e-5
+
+
+def test_positions_out_of_the_cache(qwen: tuple[Any, LanguageModel]) -> None:
+    """The file itself refuses them, whoever calls it."""
+    _, lowered = qwen
+    ids, row = torch.tensor([[1, 2, 3]]), torch.tensor([0])
+    for position in (-1, CONTEXT - 2, 2**63 - 1, -(2**63)):
+        with pytest.raises(keepdim.KeepdimError, match=f"3 new rows at position {position} do not fit a cache of 128"):
+            lowered.module(ids, torch.tensor([position]), row)
+
+
+def test_rewinding_too_far(qwen: tuple[Any, LanguageModel]) -> None:
+    """Only what was given can be taken back."""
+    _, lowered = qwen
+    lowered.reset()
+    lowered([1, 2])
+    with pytest.raises(keepdim.KeepdimError, match=r"\[generate\] rewind: 3 is out of range 0..2"):
+        lowered.rewind(3)
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"max_context": 129}, r"\[lower\] max_context: 129 is out of range 2..128"),
+        ({"cache": "q3"}, r"\[lower\] cache 'q3': is not one of f32, f16"),
+    ],
+)
+def test_bad_settings(more: dict[str, Any], sentence: str) -> None:
+    """Said before anything is exported."""
+    with pytest.raises(keepdim.KeepdimError, match=sentence):
+        lower_llm(tiny("Llama"), **more)
