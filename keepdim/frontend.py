@@ -118,15 +118,15 @@ def reason(node: FxNode, symbols: Mapping[str, Dim], engine: str) -> str | None:
     return None
 
 
-def takes(engine: str, program: Program) -> bool:
-    """Whether the engine runs this program."""
+def refusal(engine: str, program: Program) -> str | None:
+    """Why the engine does not run this program; None when it does."""
     from . import _native
 
     try:
         _native.check(engine, program.to_json())
-    except _native.Error:
-        return False
-    return True
+    except _native.Error as e:
+        return str(e)
+    return None
 
 
 class _Builder:
@@ -317,7 +317,7 @@ class _Builder:
         if engine is None:
             return Lowered(verify(passes.drop_dead(program)), self.weights)
         with unset_fake_temporarily():
-            lowered = passes.run(program, self.weights, lambda p: takes(engine, p))
+            lowered = passes.run(program, self.weights, lambda p: refusal(engine, p) is None)
         verify(lowered.program)
         return lowered
 
@@ -419,7 +419,7 @@ def _quantised(ep: Any, weights: Mapping[str, Quantised], constants: Mapping[FxN
 
 
 def lower_program(ep: Any, known: Mapping[str, Dim], engine: str, weights: Mapping[str, Quantised] = {}) -> Lowered:
-    """The Program of a delegate's own ExportedProgram, for an engine.
+    """The Program of all nodes of an ExportedProgram, for an engine; Unsupported where a node has no row.
 
     `weights` are quantised, by the names of the parameters that they stand for; their tensors are not read.
     """
@@ -428,11 +428,8 @@ def lower_program(ep: Any, known: Mapping[str, Dim], engine: str, weights: Mappi
     inputs = [n for n in ep.graph.nodes if n.op == "placeholder" and n not in constants]
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     outputs = list(ep.graph.output_node().args[0])
-    try:
-        quantised = _quantised(ep, weights, constants)
-        return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine, quantised))
-    except Unsupported as e:
-        fail("lower", "delegate", f"has a node that cannot be lowered ({e})", cause=e)
+    quantised = _quantised(ep, weights, constants)
+    return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine, quantised))
 
 
 def _by_content(lowered: Lowered) -> Lowered:

@@ -22,6 +22,8 @@ from . import _native
 from .errors import fail
 from .module import Module, load
 from .quant import Quantised, fits, quantise
+from .reading import read
+from .signature import Signature, Transport
 from .torch_ops import cached_attention
 
 LOGITS = 128  # rows of logits that one call may ask for
@@ -103,7 +105,8 @@ def lower_llm(
     are ready ones, by the name of the parameter, whose own data is then not read. `text` stands in the file beside the
     model: its tokenizer, as `keepdim.generate` writes it.
     """
-    from .whole import lower_whole
+    from .capture import Captured
+    from .lowering import lower_whole
 
     if cache not in CACHES:
         fail("lower", f"cache {cache!r}", f"is not one of {', '.join(CACHES)}")
@@ -120,7 +123,8 @@ def lower_llm(
     folder = tempfile.mkdtemp(prefix="keepdim-")
     try:
         path = Path(folder) / "model.pte"
-        lower_whole(ep, _names(ep), path, engine, stored, **{TEXT_METHOD: text})
+        captured = Captured(ep, _signature(ep), _names(ep))
+        lower_whole(captured, path, engine, stored, {TEXT_METHOD: text})
         lowered = LanguageModel.load(path)
         lowered.notes = notes
     except BaseException:
@@ -148,6 +152,12 @@ def _quantised(model: torch.nn.Module, dtype: str) -> tuple[dict[str, Quantised]
         if q is not None:
             weights[full] = q
     return weights, notes
+
+
+def _signature(ep: Any) -> Signature:
+    contract = read(ep, _names(ep))[0]
+    count = len(contract.inputs)
+    return Signature(contract, ep.call_spec.in_spec, ep.call_spec.out_spec, [Transport()] * count, [None] * count)
 
 
 def _names(ep: Any) -> dict[str, str]:

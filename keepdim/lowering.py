@@ -7,9 +7,10 @@ specialises a size is named. Ranges are written back at the end, because ExecuTo
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from pathlib import Path
@@ -28,23 +29,25 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from . import kernels, loops, pte
+from . import frontend, kernels, loops, pte, whole
 from .capture import Captured, needs_upper_bound
 from .contract import Contract
 from .dims import Dim
 from .errors import KeepdimError, fail
 from .frontend import Symbols
-from .ops import ROWS
-from .partition import GgmlPartitioner, OpenShapeEnv, keep_open, restore_ranges
+from .ops import ROWS, Unsupported
+from .partition import GgmlPartitioner, KeepdimGgml, OpenShapeEnv, keep_open, restore_ranges
 from .program import Program
 from .propagate import settle
+from .quant import Quantised
 from .reading import graph_modules, read, shape_env_of, to_constraints, to_dim
 from .signature import CONTRACT_METHOD
 from .tracing import symbolic_sizes
 
+log = logging.getLogger("keepdim")
 # ExecuTorch runs these on sizes, but its check of the Edge dialect lists neither them nor rows beyond Core ATen.
 SIZE_FUNCTIONS = (torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite)
-ENGINES: dict[str, Callable[[dict[str, str]], Partitioner]] = {"ggml": GgmlPartitioner}
+ENGINES: dict[str, type[GgmlPartitioner]] = {"ggml": GgmlPartitioner}
 
 
 @dataclass
@@ -78,15 +81,17 @@ class Artifact:
 
 
 def lower_method(captured: Captured, path: Path, engine: str, partitioner: Sequence[Partitioner] | None) -> Artifact:
-    """Lower, and write the sealed file to `path`."""
+    """Lower, and write the sealed file to `path`: in one delegate where the engine takes all of it as it stands."""
     contract = captured.signature.contract
     if (s := needs_upper_bound(contract)) is not None:
         fail("lower", f"dim {s.name!r} ({contract.where(s)})", "has no upper bound, and a .pte plans memory for one",
              f"Give it one: Dim({s.name!r}, min={s.lo}, max=...)")  # fmt: skip
     if partitioner is None:
-        if engine not in ENGINES:
-            fail("lower", f"engine {engine!r}", f"is not known (there are: {', '.join(ENGINES)})")
-        partitioner = [ENGINES[engine](captured.names)]
+        try:
+            return lower_whole(captured, path, engine)
+        except (Unsupported, KeepdimError) as e:
+            log.debug("not in one piece: %s", e)
+        partitioner = [_engine(engine)(captured.names)]
     ranges = dict(captured.program.range_constraints)
     env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
     own, symbols = read(captured.program, captured.names)
@@ -94,20 +99,53 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
     loops.refuse(graph_modules(captured.program.graph_module), Symbols(symbols, env))
     watched = [p if isinstance(p, GgmlPartitioner) else _Watched(p, env, own, symbols) for p in partitioner]
     with _open(env):
-        edge = _to_edge(captured, watched)
+        edge = _to_edge(captured.program, watched)
         program = edge.exported_program()
         signature = captured.signature._replace(mutated=_mutated(program))
-        edge._config_methods = {CONTRACT_METHOD: signature.to_json()}
         restore_ranges(program, ranges)
         kernels.refuse_missing(graph_modules(program.graph_module))
         report = report_on(program, partitioner, captured.notes)
-        with kernels.as_kernels_write():
-            executorch = _to_executorch(edge)
-        _check_emitted(executorch.executorch_program)
+        _write(edge, path, {CONTRACT_METHOD: signature.to_json()})
+    return Artifact(path, program, report)
+
+
+def lower_whole(
+    captured: Captured,
+    path: Path,
+    engine: str,
+    weights: Mapping[str, Quantised] | None = None,
+    methods: Mapping[str, str] | None = None,
+) -> Artifact:
+    """The same by way of one Program; Unsupported where the engine does not take all nodes as they stand.
+
+    `weights` are quantised, by the names of their parameters. `methods` are further constant methods.
+    """
+    ep = captured.program
+    lowered = whole.take(ep, read(ep, captured.names)[1], _engine(engine).engine, weights)
+    program = whole.stand_in(lowered.program.contract)
+    with _open(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
+        edge = _to_edge(program, [whole.Ready(lowered)])
+        _write(edge, path, {CONTRACT_METHOD: captured.signature.to_json(), **(methods or {})})
+    targets = [frontend.overload(n) for n in ep.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    counts = Counter(str(t) for t in targets if t is not None)
+    return Artifact(path, ep, Report([KeepdimGgml.__name__], dict(counts), notes=list(captured.notes)))
+
+
+def _engine(name: str) -> type[GgmlPartitioner]:
+    if name not in ENGINES:
+        fail("lower", f"engine {name!r}", f"is not known (there are: {', '.join(ENGINES)})")
+    return ENGINES[name]
+
+
+def _write(edge: Any, path: Path, methods: dict[str, str]) -> None:
+    """The sealed file of a program that is lowered."""
+    edge._config_methods = methods
+    with kernels.as_kernels_write():
+        executorch = _to_executorch(edge)
+    _check_emitted(executorch.executorch_program)
     with path.open("wb") as f:
         executorch.write_to_file(f)
     pte.seal(path)
-    return Artifact(path, program, report)
 
 
 @contextlib.contextmanager
@@ -122,12 +160,12 @@ def _open(env: Any) -> Iterator[None]:
             env.__class__ = ShapeEnv
 
 
-def _to_edge(captured: Captured, partitioner: list[Partitioner]) -> Any:
-    graphs = list(graph_modules(captured.program.graph_module))
+def _to_edge(program: ExportedProgram, partitioner: list[Partitioner]) -> Any:
+    graphs = list(graph_modules(program.graph_module))
     with _watched_backends(partitioner), kernels.as_kernels_write():
         try:
             return to_edge_transform_and_lower(
-                captured.program,
+                program,
                 partitioner=partitioner,
                 compile_config=EdgeCompileConfig(
                     _core_aten_ops_exception_list=[*SIZE_FUNCTIONS, *ROWS, *kernels.outside_core(graphs)]

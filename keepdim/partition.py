@@ -66,7 +66,10 @@ class KeepdimGgml(BackendDetails):
         if "ready" in given:
             lowered = READY.pop(given["ready"].decode())(edge_program)
         else:
-            lowered = frontend.lower_program(edge_program, decode_symbols(given["symbols"]), GgmlPartitioner.engine)
+            try:
+                lowered = frontend.lower_program(edge_program, decode_symbols(given["symbols"]), GgmlPartitioner.engine)
+            except ops.Unsupported as e:
+                fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
         store = NamedDataStore()
         for key, data in lowered.weights.items():
             store.add_named_data(key, data, alignment=ALIGNMENT)

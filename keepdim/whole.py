@@ -1,74 +1,62 @@
 """A model that an engine takes whole: a Program straight from the exported graph, one delegate in the file.
 
-ExecuTorch traces a graph again for each of its passes, which takes minutes for a large model and changes nothing where
-all of it is delegated. It gets a stand-in of one node with the model's inputs and outputs instead, whose delegate is
-ready.
+ExecuTorch traces a graph again for each of its passes. Where all of it is delegated that changes nothing, and takes
+minutes for a large model. So ExecuTorch gets a stand-in instead: one node a result, with the model's inputs and sizes,
+whose delegate is ready.
 """
 
 from __future__ import annotations
 
 import uuid
-import warnings
-from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+import torch.fx.experimental._config as fx_config
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
-from executorch.exir.passes import MemoryPlanningPass
 from msgspec.structs import replace
 from torch.export import Dim as ExportDim
 from torch.export import ExportedProgram, export
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
-from . import frontend, pte
+from . import frontend
 from .contract import DTYPES, Contract
-from .dims import Dim
+from .dims import Dim, Sym
 from .errors import fail
+from .ops import Unsupported
 from .partition import READY, TAG, KeepdimGgml
 from .passes import Lowered
 from .program import verify
 from .quant import Quantised
-from .reading import read
-from .signature import CONTRACT_METHOD, Signature, Transport
 
 DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 
 
-def lower_whole(
-    ep: ExportedProgram,
-    names: dict[str, str],
-    path: Path,
-    engine: str,
-    weights: Mapping[str, Quantised] = {},
-    **methods: Any,
-) -> Counter[str]:
-    """Write the sealed file of a program of tensors to `path`; the delegated ops, counted.
-
-    `weights` are quantised, by the names of their parameters. `methods` are constant methods: name and what it returns.
-    """
-    contract, symbols = read(ep, names)
-    lowered = frontend.lower_program(ep, symbols, engine, weights)
-    in_spec, out_spec = ep.call_spec.in_spec, ep.call_spec.out_spec
-    assert in_spec is not None and out_spec is not None
-    count = len(contract.inputs)
-    signature = Signature(contract, in_spec, out_spec, [Transport()] * count, [None] * count)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")  # torch's own, of its own copies
-        edge = to_edge_transform_and_lower(
-            _stand_in(contract),
-            partitioner=[_Ready(lowered)],
-            constant_methods={CONTRACT_METHOD: signature.to_json(), **methods},
-        )
-    config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
-    with path.open("wb") as f:
-        edge.to_executorch(config).write_to_file(f)
-    pte.seal(path)
-    return Counter(n.op for n in lowered.program.walk())
+def take(
+    ep: ExportedProgram, symbols: Mapping[str, Dim], engine: str, weights: Mapping[str, Quantised] | None = None
+) -> Lowered:
+    """The Program of all nodes as torch.export wrote them; Unsupported where the engine does not take it so."""
+    signature = ep.graph_signature
+    for spec in signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT and not isinstance(spec.arg, TensorArgument):
+            raise Unsupported(f"input {spec.arg.name!r} is no tensor")
+    results = ep.graph.output_node().args[0]
+    for spec, node in zip(signature.output_specs, results, strict=True):
+        if spec.kind != OutputKind.USER_OUTPUT or not isinstance(spec.arg, TensorArgument):
+            raise Unsupported(f"output {getattr(spec.arg, 'name', '')!r} is no new tensor")
+        if node.op != "call_function" or results.count(node) > 1:
+            raise Unsupported(f"output {node.name!r} is an input, a weight or another output")
+    lowered = frontend.lower_program(ep, symbols, engine, weights or {})
+    contract = lowered.program.contract
+    if (why := frontend.refusal(engine, lowered.program)) is not None:
+        raise Unsupported(why)
+    if not lowered.program.nodes or not contract.inputs or any(s.source.kind != "size" for s in contract.symbols):
+        raise Unsupported("there is nothing to compute, or a size that no input shows")
+    return lowered
 
 
+# ---------------------------------------------------------------- the stand-in
 class _StandIn(torch.nn.Module):
     """Results of the right sizes, for every size of the inputs."""
 
@@ -77,34 +65,56 @@ class _StandIn(torch.nn.Module):
         self.contract = contract
 
     def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        sizes = {s.name: inputs[s.source.input].size(s.source.index) for s in self.contract.symbols}
-        outs = [([_size(d, sizes) for d in out.dims], DTYPE_OF[out.dtype]) for out in self.contract.outputs]
+        sizes: dict[str, Any] = {}
+        for s in self.contract.symbols:
+            place = inputs[s.source.input].size(s.source.index) - _value(s.source.add, sizes)
+            sizes[s.name] = place // _value(s.source.mul, sizes) if s.source.mul.value != 1 else place
+        outs = [([_value(d, sizes) for d in out.dims], DTYPE_OF[out.dtype]) for out in self.contract.outputs]
         return [torch.ops.keepdim.stand_in(list(inputs), size, dtype) for size, dtype in outs]
 
 
-def _size(d: Dim, sizes: dict[str, Any]) -> Any:
-    return d.value if d.sym is None else sizes[d.sym.name]
+FUNCTIONS = {
+    "floordiv": lambda x, y: x // y,
+    "mod": lambda x, y: x % y,
+    "max": torch.sym_max,
+    "min": torch.sym_min,
+}
 
 
-def _stand_in(contract: Contract) -> ExportedProgram:
-    """The stand-in, exported with the contract's ranges."""
-    named, example = {}, {}
-    for k, s in enumerate(contract.symbols):
-        if s.source.kind != "size" or s.lo is None or s.hi is None:
-            fail("lower", f"symbol {s.name!r}", "is no bounded size of an input")
-        named[s.name] = ExportDim(s.name, min=s.lo, max=s.hi)
-        example[s.name] = min(s.hi, max(s.lo, 3) + k)
-    for spec in (*contract.inputs, *contract.outputs):
-        for d in spec.dims:
-            if d.value is None and d.sym is None:
-                fail("lower", f"{spec.name!r}", f"has the size {d}, which no symbol alone gives")
-    shapes = [{k: named[d.sym.name] for k, d in enumerate(s.dims) if d.sym is not None} for s in contract.inputs]
-    inputs = [torch.zeros([d.eval(example) for d in s.dims], dtype=DTYPE_OF[s.dtype]) for s in contract.inputs]
-    with torch.no_grad():
+def _value(d: Dim, sizes: Mapping[str, Any]) -> Any:
+    """A Dim over torch's symbolic integers."""
+    total: Any = 0
+    for factors, term in d.terms:
+        for a in factors:
+            if isinstance(a, Sym):
+                term = term * sizes[a.name]
+            else:
+                first, *rest = (_value(x, sizes) for x in a.args)
+                for x in rest:
+                    first = FUNCTIONS[a.kind](first, x)
+                term = term * first
+        total = total + term
+    return total
+
+
+def stand_in(contract: Contract) -> ExportedProgram:
+    """Exported with every size that may change as one of its own: the delegate checks how they hang together."""
+    shapes, inputs = [], []
+    for i, spec in enumerate(contract.inputs):
+        dynamic, sizes = {}, []
+        for k, d in enumerate(spec.dims):
+            lo, hi = d.bounds
+            assert lo is not None and hi is not None  # a .pte has upper bounds, verify has seen the lower
+            if d.value is None and lo != hi:
+                dynamic[k] = ExportDim(f"size_{i}_{k}", min=lo, max=hi)
+            sizes.append(min(hi, max(lo, 3 + i + k)))  # examples of their own
+        shapes.append(dynamic or None)
+        inputs.append(torch.empty(sizes, dtype=DTYPE_OF[spec.dtype]))
+    with fx_config.patch(backed_size_oblivious=True), torch.no_grad():
         return export(_StandIn(contract), tuple(inputs), dynamic_shapes=(tuple(shapes),), strict=False)
 
 
-class _Ready(Partitioner):
+class Ready(Partitioner):
     """Everything into one delegate, which is ready."""
 
     def __init__(self, lowered: Lowered):
@@ -112,6 +122,7 @@ class _Ready(Partitioner):
         self.lowered = lowered
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag every node."""
         token = uuid.uuid4().hex
         READY[token] = self._as_called
         for n in exported_program.graph.nodes:
