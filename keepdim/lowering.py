@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.fx.experimental._config as fx_config
 import torch.utils._pytree as pytree
-from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from executorch.exir.lowered_backend_module import executorch_call_delegate
@@ -122,9 +122,9 @@ def lower_whole(
     """
     ep = captured.program
     lowered = whole.take(ep, read(ep, captured.names)[1], _engine(engine).engine, weights)
-    program = whole.stand_in(lowered.program.contract)
+    program = whole.method_of(lowered)
     with _open(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
-        edge = _to_edge(program, [whole.Ready(lowered)])
+        edge = EdgeProgramManager(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
         _write(edge, path, {CONTRACT_METHOD: captured.signature.to_json(), **(methods or {})})
     targets = [frontend.overload(n) for n in ep.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     counts = Counter(str(t) for t in targets if t is not None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import torch
-from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
@@ -34,8 +34,6 @@ from .rewrite import contiguous_layers
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
-# Delegates that need no lowering any more, by what their compile spec says.
-READY: dict[str, Callable[[ExportedProgram], Lowered]] = {}
 
 
 class OpenShapeEnv(ShapeEnv):
@@ -62,18 +60,20 @@ class KeepdimGgml(BackendDetails):
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """Program as JSON, weights as named data."""
-        given = {s.key: s.value for s in compile_specs}
-        if "ready" in given:
-            lowered = READY.pop(given["ready"].decode())(edge_program)
-        else:
-            try:
-                lowered = frontend.lower_program(edge_program, decode_symbols(given["symbols"]), GgmlPartitioner.engine)
-            except ops.Unsupported as e:
-                fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
-        store = NamedDataStore()
-        for key, data in lowered.weights.items():
-            store.add_named_data(key, data, alignment=ALIGNMENT)
-        return PreprocessResult(lowered.program.to_json(), data_store_output=store.get_named_data_store_output())
+        spec = next(s for s in compile_specs if s.key == "symbols")
+        try:
+            lowered = frontend.lower_program(edge_program, decode_symbols(spec.value), GgmlPartitioner.engine)
+        except ops.Unsupported as e:
+            fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
+        return PreprocessResult(lowered.program.to_json(), data_store_output=named_data(lowered))
+
+
+def named_data(lowered: Lowered) -> NamedDataStoreOutput:
+    """The weights as they stand in a file."""
+    store = NamedDataStore()
+    for key, data in lowered.weights.items():
+        store.add_named_data(key, data, alignment=ALIGNMENT)
+    return store.get_named_data_store_output()
 
 
 class _SymbolEntry(msgspec.Struct):

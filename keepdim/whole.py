@@ -1,21 +1,18 @@
 """A model that an engine takes whole: a Program straight from the exported graph, one delegate in the file.
 
 ExecuTorch traces a graph again for each of its passes. Where all of it is delegated that changes nothing, and takes
-minutes for a large model. So ExecuTorch gets a stand-in instead: one node a result, with the model's inputs and sizes,
-whose delegate is ready.
+minutes for a large model. So it is told only what it emits: a call of the delegate, with the sizes of its results.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.fx.experimental._config as fx_config
-from executorch.exir.backend.compile_spec_schema import CompileSpec
-from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
-from msgspec.structs import replace
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch.export import Dim as ExportDim
 from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
@@ -23,11 +20,9 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from . import frontend
 from .contract import DTYPES, Contract
 from .dims import Dim, Sym
-from .errors import fail
 from .ops import Unsupported
-from .partition import READY, TAG, KeepdimGgml
+from .partition import KeepdimGgml, named_data
 from .passes import Lowered
-from .program import verify
 from .quant import Quantised
 
 DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
@@ -56,7 +51,7 @@ def take(
     return lowered
 
 
-# ---------------------------------------------------------------- the stand-in
+# ---------------------------------------------------------------- the method
 class _StandIn(torch.nn.Module):
     """Results of the right sizes, for every size of the inputs."""
 
@@ -97,9 +92,24 @@ def _value(d: Dim, sizes: Mapping[str, Any]) -> Any:
     return total
 
 
-def stand_in(contract: Contract) -> ExportedProgram:
-    """Exported with every size that may change as one of its own: the delegate checks how they hang together."""
+class _Caller(torch.nn.Module):
+    """A method that is one call of a delegate."""
+
+    def __init__(self, delegate: LoweredBackendModule):
+        super().__init__()
+        self.delegate = delegate
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return executorch_call_delegate(self.delegate, *inputs)
+
+
+def method_of(lowered: Lowered) -> ExportedProgram:
+    """A program that calls this one as a delegate, ready to be emitted.
+
+    Every size that may change is one of its own there: the delegate checks how they hang together.
+    """
     shapes, inputs = [], []
+    contract = lowered.program.contract
     for i, spec in enumerate(contract.inputs):
         dynamic, sizes = {}, []
         for k, d in enumerate(spec.dims):
@@ -110,37 +120,12 @@ def stand_in(contract: Contract) -> ExportedProgram:
             sizes.append(min(hi, max(lo, 3 + i + k)))  # examples of their own
         shapes.append(dynamic or None)
         inputs.append(torch.empty(sizes, dtype=DTYPE_OF[spec.dtype]))
-    with fx_config.patch(backed_size_oblivious=True), torch.no_grad():
-        return export(_StandIn(contract), tuple(inputs), dynamic_shapes=(tuple(shapes),), strict=False)
 
+    def exported(module: torch.nn.Module) -> ExportedProgram:
+        with fx_config.patch(backed_size_oblivious=True), torch.no_grad():
+            return export(module, tuple(inputs), dynamic_shapes=(tuple(shapes),), strict=False)
 
-class Ready(Partitioner):
-    """Everything into one delegate, which is ready."""
-
-    def __init__(self, lowered: Lowered):
-        super().__init__()
-        self.lowered = lowered
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag every node."""
-        token = uuid.uuid4().hex
-        READY[token] = self._as_called
-        for n in exported_program.graph.nodes:
-            if n.op == "call_function":
-                n.meta[TAG] = token
-        spec = DelegationSpec(KeepdimGgml.__name__, [CompileSpec("ready", token.encode())])
-        return PartitionResult(tagged_exported_program=exported_program, partition_tags={token: spec})
-
-    def _as_called(self, stand_in: ExportedProgram) -> Lowered:
-        """The delegate with its inputs in the order in which ExecuTorch gives them."""
-        names = [n.name for n in stand_in.graph.nodes if n.op == "placeholder"]
-        order = [int(name.rpartition("_")[2]) for name in names]
-        p, c = self.lowered.program, self.lowered.program.contract
-        if sorted(order) != list(range(len(c.inputs))):
-            fail("lower", "stand-in", f"has the inputs {names}, expected {len(c.inputs)}")
-        place = {old: new for new, old in enumerate(order)}
-        symbols = [replace(s, source=replace(s.source, input=place[s.source.input])) for s in c.symbols]
-        contract = replace(c, inputs=tuple(c.inputs[i] for i in order), symbols=tuple(symbols))
-        nodes = tuple(replace(n, ins=tuple(place.get(i, i) for i in n.ins)) for n in p.nodes)
-        results = tuple(place.get(i, i) for i in p.results)
-        return Lowered(verify(replace(p, contract=contract, nodes=nodes, results=results)), self.lowered.weights)
+    store = named_data(lowered)
+    shape_of = exported(_StandIn(contract))
+    delegate = LoweredBackendModule(shape_of, KeepdimGgml.__name__, lowered.program.to_json(), [], store)
+    return exported(_Caller(delegate))
