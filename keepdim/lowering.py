@@ -126,8 +126,7 @@ def lower_whole(
     with _open(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
         edge = EdgeProgramManager(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
         _write(edge, path, {CONTRACT_METHOD: captured.signature.to_json(), **(methods or {})})
-    targets = [frontend.overload(n) for n in ep.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    counts = Counter(str(t) for t in targets if t is not None)
+    counts = Counter(str(target) for n in ep.graph.nodes if (target := frontend.overload(n)) in ROWS)
     return Artifact(path, ep, Report([KeepdimGgml.__name__], dict(counts), notes=list(captured.notes)))
 
 
