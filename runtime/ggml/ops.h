@@ -12,6 +12,7 @@ constexpr TypeMask kFloats = kF32 | bit(DType::f64) | bit(DType::f16) | bit(DTyp
 constexpr TypeMask kIntegers =
     bit(DType::i64) | bit(DType::i32) | bit(DType::i16) | bit(DType::i8) | bit(DType::u8) | bit(DType::boolean);
 constexpr TypeMask kAll = kFloats | kIntegers;
+constexpr TypeMask kNumbers = kAll & ~bit(DType::boolean);
 
 // ---- rules
 

@@ -292,7 +292,6 @@ Tensor recurrent(Build& b) {
   return result;
 }
 
-constexpr TypeMask kNumbers = kAll & ~bit(DType::boolean);
 constexpr Attrs kActivation = {{"activation", AttrKind::text, false}};
 constexpr Attrs kReverse = {{"reverse", AttrKind::flag, false}};
 constexpr Attrs kAttention = {

@@ -60,6 +60,14 @@ for _t, _limit in HALVES.items():
 case("conv", lambda x, k: F.conv2d(x, k).float(), "f64", x="f64: b 8 h w", k="f64: 4 8 3 3", b=B, h=H, w=W)
 case("conv", lambda x, k: F.conv_transpose2d(x, k, stride=2).float(), "transposed f64",
      x="f64: b 4 h w", k="f64: 4 8 3 3", b=B, h=H, w=W)  # fmt: skip
+for _t in ("u8", "i8", "i16", "i32"):  # their sums wrap
+    case("conv", F.conv2d, _t, x=f"{_t}: b 8 h w", k=f"{_t}: 4 8 3 3", c=f"{_t}: 4", b=B, h=H, w=W)
+case("conv", lambda x, k: F.conv2d(x, k, groups=4, padding=1), "i64 depthwise",
+     x="i64 big: b 4 h w", k="i64 big: 4 1 3 3", b=B, h=H, w=W)  # fmt: skip
+case("conv", lambda x, k: F.conv3d(x, k, groups=2, dilation=2, padding=2, stride=(1, 2, 1)), "i64 3d",
+     x="i64: b 4 d h w", k="i64 big: 4 2 3 2 3", b=B, d=D, h=H, w=W)  # fmt: skip
+case("conv", lambda x, k, c: F.conv_transpose3d(x, k, c, stride=2, padding=1), "i64 3d transposed",
+     x="i64 big: b 4 d h w", k="i64 big: 4 2 3 3 2", c="i64: 2", b=B, d=D, h=H, w=W)  # fmt: skip
 
 family("max pools")
 case("max_pool", nn.MaxPool1d(3, 2, 1), "1d", x="b 3 w", b=B, w=W)
