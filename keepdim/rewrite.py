@@ -18,7 +18,7 @@ from torch.fx import Node as FxNode
 
 from .dims import Dim, decide
 from .errors import fail
-from .reading import graph_modules, shape_env_of, to_dim
+from .reading import graph_modules, scaled_size, shape_env_of, to_dim
 from .tracing import LAYERS
 
 INT64_MAX = 2**63 - 1
@@ -29,6 +29,7 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
     """All of them."""
     strip_asserts(ep)
     _plain_layouts(ep)
+    _whole_parts(ep, symbols)
     _float_sizes(ep)
     for gm in graph_modules(ep.graph_module):
         _map_as_scan(gm)
@@ -122,6 +123,25 @@ def _size(ep: ExportedProgram, target: Callable[..., Any], *args: Any) -> FxNode
     node = ep.graph.call_function(target, args)
     node.meta["val"] = values[0].shape[args[1]] if target == torch.ops.aten.sym_size.int else target(*values)
     return node
+
+
+def _whole_parts(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
+    """`int(1.7 * s)` as s * 17 // 10: ExecuTorch has no sizes that are floats."""
+    for n in list(ep.graph.nodes):
+        if not isinstance(n.meta.get("val"), torch.SymInt):
+            continue
+        found, chain = scaled_size(n.meta["val"].node.expr, symbols), [n]
+        while found and chain[-1].target is not torch.sym_float:
+            floats = [a for a in chain[-1].all_input_nodes if isinstance(a.meta["val"], torch.SymFloat)]
+            found, chain = found if len(floats) == 1 else None, chain + floats[:1]
+        if found is None or to_dim(found[0], symbols) != to_dim(chain[-1].args[0].meta["val"], symbols):
+            continue
+        with ep.graph.inserting_before(n):
+            product = _size(ep, operator.mul, chain[-1].args[0], found[1].numerator)
+            n.replace_all_uses_with(_size(ep, operator.floordiv, product, found[1].denominator))
+        for node in chain:
+            if not node.users:
+                ep.graph.erase_node(node)
 
 
 # What is computed with a size as a float, as the same on tensors of one element.

@@ -147,6 +147,9 @@ case("nearest", lambda x: F.interpolate(x, scale_factor=2), "1d", x="b 3 n", b=B
 case("nearest", lambda x: F.interpolate(x, scale_factor=2), x="b 3 h w", b=B, h=N, w=W)
 case("nearest", lambda x: F.interpolate(x, scale_factor=(3, 0.5)), "two factors", x="b 3 h w", b=B, h=N, w=W)
 case("nearest", lambda x: F.interpolate(x, scale_factor=1.5), "one and a half", x="b 3 h w", b=B, h=N, w=W)
+case("nearest", lambda x: F.interpolate(x, scale_factor=(1.7, 0.6)), "no exact factors", x="b 3 h w", b=B, h=N, w=W)
+case("nearest", lambda x: F.interpolate(x, scale_factor=(1.7, 0.6), recompute_scale_factor=True), "by sizes",
+     x="b 3 h w", b=B, h=N, w=W)  # fmt: skip
 case("nearest", lambda x: F.interpolate(x, size=(7, 5)), "size", x="b 3 h w", b=B, h=N, w=W)
 case(
     "nearest",
