@@ -138,7 +138,7 @@ def _norm(f: Callable[..., Any]) -> Meaning:
 
 
 def sdpa(c: Call) -> torch.Tensor:
-    """softmax(scale * q @ k.T + mask) @ v; heads of k and v repeat to those of q; scale is 1 / sqrt(width) if not given.
+    """softmax(scale * q @ k.T + mask) @ v, scale 1 / sqrt(width) by default; heads of k and v repeat to those of q.
 
     A query that the mask lets see nothing gets 0, and a bool mask adds -inf, as in torch's own. `safe` false is
     attention written by hand: such a query gets NaN, and a bool mask puts -inf whatever the score was.

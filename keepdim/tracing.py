@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import register_fast_op_impl
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 aten = torch.ops.aten
 KEY = DispatchKey.CompositeImplicitAutograd
+GRID = aten.affine_grid_generator.default
 LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 
 
@@ -65,6 +67,19 @@ def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int |
     return aten._cdist_forward.default(x, y, p, 2)
 
 
+def _affine_grid(theta: torch.Tensor, size: Any, align_corners: bool) -> torch.Tensor:
+    """The centres of pixels, or their edges, from -1 to 1, times theta: torch's own form reads the sizes as numbers."""
+
+    def line(n: Any) -> torch.Tensor:
+        steps = 2 * torch.arange(n, dtype=theta.dtype, device=theta.device) - (n - 1)
+        return steps / (torch.sym_max(n - 1, 1) if align_corners else n)
+
+    axes = torch.meshgrid(*(line(n) for n in size[2:]), indexing="ij")
+    places = torch.stack([*reversed(axes), torch.ones_like(axes[0])], -1)  # [.., x y 1]
+    grid = places.flatten(0, -2) @ theta.transpose(1, 2)
+    return grid.view(size[0], *size[2:], grid.size(-1))
+
+
 @contextlib.contextmanager
 def symbolic_sizes() -> Iterator[None]:
     """While it lasts, tracing keeps the sizes of these ops symbolic."""
@@ -80,7 +95,9 @@ def symbolic_sizes() -> Iterator[None]:
             op._dispatch_cache.clear()
 
     install({**{layer: _whole(saved[layer]) for layer in LAYERS}, **ours})
+    form, decomposition_table[GRID] = decomposition_table[GRID], _affine_grid
     try:
         yield
     finally:
+        decomposition_table[GRID] = form
         install(saved)
