@@ -109,7 +109,11 @@ case("adaptive_max_pool", nn.AdaptiveMaxPool1d(3), "1d", x="b 3 w", b=B, w=W)
 case("adaptive_max_pool_index", nn.AdaptiveMaxPool2d((3, 2), return_indices=True), x="b 3 h w", b=B, h=H, w=W)
 case("adaptive_max_pool", nn.AdaptiveMaxPool2d(2), "nan", x="f32 nan: b 3 5 w", b=B, w=W)
 case("adaptive_max_pool", nn.AdaptiveMaxPool3d(2), "3d", x="b 3 d h w", b=B, d=D, h=H, w=W)
-family("pools with ceil")  # apart: torch.export guards their sizes
+for _k, _s, _p in ((2, 2, 0), (2, 2, 1), (2, 3, 1)):  # both ways in which the size that is rounded up is bounded
+    case("max_pool", nn.MaxPool2d(_k, _s, _p, ceil_mode=True), f"ceil {_k} {_s} {_p}", x="b 3 h w", b=B, h=N, w=N)
+    case("avg_pool", nn.AvgPool2d(_k, _s, _p, True, False), f"ceil {_k} {_s} {_p}", x="b 3 h w", b=B, h=N, w=N)
+case("avg_pool", nn.AvgPool1d(2, 2, 1, True), "ceil 1d", x="b 3 n", b=B, n=N)
+case("max_pool", nn.MaxPool1d(2, 3, 1, ceil_mode=True), "ceil 1d", x="b 3 n", b=B, n=N)
 case("max_pool", nn.MaxPool2d(3, 2, 1, ceil_mode=True), "ceil", x="b 3 h w", b=B, h=H, w=W)
 case("max_pool", nn.MaxPool2d(3, 2, 1, 2, True, True), "indices ceil dilation", x="b 3 h w", b=B, h=H, w=W)
 case("max_pool", lambda x: aten.max_pool3d_with_indices(x, [3], [2], [1], ceil_mode=True), "3d indices",
