@@ -33,6 +33,7 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
     _float_sizes(ep)
     for gm in graph_modules(ep.graph_module):
         _map_as_scan(gm)
+        _join_one_dtype(gm)
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     if env is not None:
         with env.suppress_guards():
@@ -66,6 +67,24 @@ def _map_as_scan(gm: GraphModule) -> None:
         if n.target is torch.ops.higher_order.map_impl:
             body, mapped, others = n.args
             n.target, n.args = torch.ops.higher_order.scan, (body, [], mapped, others)
+
+
+_JOINS = (aten.cat.default, aten.stack.default, aten.hstack.default, aten.vstack.default, aten.dstack.default,
+          aten.column_stack.default)  # fmt: skip
+
+
+def _join_one_dtype(gm: GraphModule) -> None:
+    """Tensors of several dtypes are joined in the result's: Edge dialect refuses a first one of another dtype."""
+    for n in list(gm.graph.nodes):
+        if n.op != "call_function" or n.target not in _JOINS:
+            continue
+        dtype, parts = n.meta["val"].dtype, list(n.args[0])
+        for i, x in enumerate(parts):
+            if x.meta["val"].dtype != dtype:
+                with gm.graph.inserting_before(n):
+                    parts[i] = gm.graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
+                parts[i].meta = {**n.meta, "val": x.meta["val"].to(dtype)}
+        n.update_arg(0, parts)
 
 
 def contiguous_layers(gm: GraphModule) -> None:

@@ -93,6 +93,9 @@ case("slice", lambda x: x.split([2, x.size(0) - 2])[1] * 2, "split by a symbol",
 case("slice", lambda x: [t + 1 for t in x.unbind(1)], "unbind", x="n 3", n=N)
 
 case("cat", lambda x, y: torch.cat([x, y], 1), "two dtypes", x="n 4", y="i64: n 3", n=N)
+case("cat", lambda x, y: torch.cat([y, x], 1), "two dtypes, the smaller first", x="n 4", y="i64: n 3", n=N)
+case("cat", lambda x, y: torch.stack([x, y], 1), "stack of two dtypes", x="u8: n 4", y="i16: n 4", n=N)
+case("cat", lambda x, y: torch.hstack([x, y]), "hstack of two dtypes", x="bool: n 4", y="f16: n 4", n=N)
 case("cat", lambda x, y: torch.cat([y, x], 1), "with an empty list", x="n 4", y="0", n=N)
 case("cat", lambda x, y: torch.cat([x, y], 6), "rank 8", x="1 2 1 n 1 2 3 2", y="1 2 1 n 1 2 b 2", n=N, b=B)
 for _t in ("f64", "f16", "bf16", "i16", "i8", "u8", "bool"):
