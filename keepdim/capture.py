@@ -24,7 +24,7 @@ from .dims import Dim, range_text
 from .errors import KeepdimError, fail, sentence
 from .propagate import disagreement
 from .reading import contract_of, read, unchecked
-from .rewrite import rewrite
+from .rewrite import rewrite, strip_asserts
 from .signature import Signature, Transport
 from .tracing import symbolic_sizes
 from .trials import EagerFails, Trial, WrongNumbers, compare, own, own_program, relax
@@ -112,7 +112,9 @@ def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
     ep = _export(mode, own(model), args, kwargs, shapes)
     names = _names(ep, specs)
     contract, symbols = read(ep, names)
-    trial = Trial(model, ep, symbols, leaves, in_spec, mode.name)
+    bare = own_program(ep)
+    strip_asserts(bare)
+    trial = Trial(model, bare, symbols, leaves, in_spec, mode.name)
     contract = relax(trial, contract)
     notes = _narrowed(ep, contract, specs) + compare(trial, contract, lenient)
     transports = [_transport(contract, i) for i in range(len(leaves))]

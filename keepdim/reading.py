@@ -20,9 +20,10 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule
 
 from .contract import ASSERTED, RELIED, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
-from .dims import MAKE, Dim, decide, dmax
+from .dims import INT64_MAX, INT64_MIN, MAKE, Dim, decide, dmax, dmin
 from .errors import KeepdimError, fail
 
+MAX_TRIED, MAX_DENOMINATOR = 2**16, 1000  # of sizes times a float that are tried one by one; of the float as a ratio
 TORCH_INFINITY = 2**63 - 2  # where torch says no more of a size, it says sys.maxsize - 1
 
 
@@ -89,20 +90,25 @@ def _from_sympy(e: Any, symbols: Mapping[str, Dim]) -> Dim:
         return _SYMPY[kind](*args())
     if kind in ("Pow", "PowByNatural") and e.args[1].is_Integer and e.args[1] >= 0:
         return reduce(operator.mul, [_from_sympy(e.args[0], symbols)] * int(e.args[1]), Dim.const(1))
-    if kind in ("TruncToInt", "FloorToInt") and (scaled := _scaled(e.args[0], symbols)) is not None:
-        return scaled
+    if (scaled := scaled_size(e, symbols)) is not None:
+        size, ratio = scaled
+        return _from_sympy(size, symbols) * ratio.numerator // Dim.const(ratio.denominator)
     fail("contract", f"size {e}", f"uses {kind}, which a Dim cannot express")
 
 
-def _scaled(e: Any, symbols: Mapping[str, Dim]) -> Dim | None:
-    """The whole part of 1.5 * float(s), as 3*s//2; None where the float product may be rounded."""
-    factor, rest = e.as_coeff_Mul()
+def scaled_size(e: Any, symbols: Mapping[str, Dim]) -> tuple[Any, Fraction] | None:
+    """The whole part of 1.5 * float(s) as s and 3/2; None where the float product may be rounded to another one."""
+    factor, rest = e.args[0].as_coeff_Mul() if type(e).__name__ in ("TruncToInt", "FloorToInt") else (0, e)
     if type(rest).__name__ != "ToFloat":
         return None
-    size, ratio = _from_sympy(rest.args[0], symbols), Fraction(float(factor))
-    lo, hi = size.bounds
-    exact = lo is not None and lo >= 0 and hi is not None and 0 < ratio.numerator * hi < 2**53
-    return size * ratio.numerator // Dim.const(ratio.denominator) if exact else None
+    ratio, (lo, hi) = Fraction(float(factor)), _from_sympy(rest.args[0], symbols).bounds
+    if lo is None or lo < 0 or hi is None or ratio <= 0:
+        return None
+    if ratio.numerator * hi >= 2**53:  # 1.7 is no ratio of small numbers, but may act like one at every size in range
+        ratio = ratio.limit_denominator(MAX_DENOMINATOR)
+        if hi > MAX_TRIED or any(int(float(factor) * n) != n * ratio // 1 for n in range(lo, hi + 1)):
+            return None
+    return rest.args[0], ratio
 
 
 _SYMPY: dict[str, Callable[..., Dim]] = {
@@ -131,20 +137,42 @@ def to_constraints(e: Any, symbols: Mapping[str, Dim], sentence: str) -> list[Co
     kind = type(e).__name__
     if kind == "And":
         return [c for a in e.args for c in to_constraints(a, symbols, sentence)]
-    negated = kind == "Not"
-    relation = e.args[0] if negated else e
-    cmp = _RELATIONS.get(type(relation).__name__)
-    if cmp is None:
-        fail("contract", f"guard {e}", f"is a {kind}, which a constraint cannot express")
-    c = Constraint(*_cleared(relation, symbols, _NOT[cmp] if negated else cmp), sentence)
+    sides = (_margin(e, symbols), "ge", Dim.const(0)) if kind == "Or" else _sides(e, symbols)
+    c = Constraint(*sides, sentence)
     answer = decide(c.lhs, c.cmp, c.rhs)
     if answer is False:
         fail("contract", str(c), f"is false for every size in range. {sentence}")
     return [] if answer else [c]
 
 
-def _cleared(relation: Any, symbols: Mapping[str, Dim], cmp: str) -> tuple[Dim, str, Dim]:
-    return _from_sympy(relation.args[0], symbols), cmp, _from_sympy(relation.args[1], symbols)
+def _sides(e: Any, symbols: Mapping[str, Dim]) -> tuple[Dim, str, Dim]:
+    """One relation, or its negation."""
+    negated = type(e).__name__ == "Not"
+    relation = e.args[0] if negated else e
+    cmp = _RELATIONS.get(type(relation).__name__)
+    if cmp is None:
+        fail("contract", f"guard {e}", f"is a {type(e).__name__}, which a constraint cannot express")
+    lhs, rhs = relation.args
+    if any(abs(n) > INT64_MAX for n in relation.atoms(sympy.Integer)):  # "fits int64", with a size on the other side
+        offset, lhs = (lhs - rhs).as_coeff_Add()
+        rhs = sympy.Integer(max(INT64_MIN, min(INT64_MAX, -int(offset))))
+    return _from_sympy(lhs, symbols), _NOT[cmp] if negated else cmp, _from_sympy(rhs, symbols)
+
+
+def _margin(e: Any, symbols: Mapping[str, Dim]) -> Dim:
+    """A number that is at least 0 where the relations hold: of one or the other, the greater.
+
+    >>> import sympy
+    >>> a, b = sympy.symbols("a b")
+    >>> print(_margin(sympy.Or(a > 3, b <= 7), {"a": Dim.symbol("a", 0, 9), "b": Dim.symbol("b", 0, 9)}))
+    max(-b + 7, a - 4)
+    """
+    if type(e).__name__ in ("And", "Or"):
+        return (dmax if type(e).__name__ == "Or" else dmin)(*(_margin(a, symbols) for a in e.args))
+    lhs, cmp, rhs = _sides(e, symbols)
+    over, under = lhs - rhs, rhs - lhs
+    margins = {"ge": over, "gt": over - 1, "le": under, "lt": under - 1, "ne": dmax(over, under) - 1}
+    return margins[cmp] if cmp in margins else dmin(over, under)
 
 
 # ---------------------------------------------------------------- reading an ExportedProgram

@@ -148,7 +148,7 @@ def _cached_attention(c: Call) -> torch.Tensor:
 
 
 def sdpa(c: Call) -> torch.Tensor:
-    """softmax(scale * q @ k.T + mask) @ v; heads of k and v repeat to those of q.
+    """softmax(scale * q @ k.T + mask) @ v, scale 1 / sqrt(width) by default; heads of k and v repeat to those of q.
 
     A query that the mask lets see nothing gets 0, and a bool mask adds -inf, as in torch's own. `safe` false is
     attention written by hand: such a query gets NaN, and a bool mask puts -inf whatever the score was.
@@ -158,7 +158,7 @@ def sdpa(c: Call) -> torch.Tensor:
     mask, safe = c.operand(3), c.attrs.get("safe", True)
     if q.dim() > 2 and k.dim() > 2 and k.shape[-3] not in (1, q.shape[-3]):
         k, v = (t.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) * c.attrs["scale"]
+    scores = q @ k.transpose(-1, -2) * c.attrs.get("scale", max(q.size(-1), 1) ** -0.5)
     if c.attrs.get("causal"):
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
     if mask is not None and mask.dtype == torch.bool:

@@ -18,7 +18,7 @@ from torch.fx import Node as FxNode
 
 from .dims import Dim, decide
 from .errors import fail
-from .reading import graph_modules, shape_env_of, to_dim
+from .reading import graph_modules, scaled_size, shape_env_of, to_dim
 from .tracing import LAYERS
 
 INT64_MAX = 2**63 - 1
@@ -29,9 +29,11 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
     """All of them."""
     strip_asserts(ep)
     _plain_layouts(ep)
+    _whole_parts(ep, symbols)
     _float_sizes(ep)
     for gm in graph_modules(ep.graph_module):
         _map_as_scan(gm)
+        _join_one_dtype(gm)
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     if env is not None:
         with env.suppress_guards():
@@ -65,6 +67,24 @@ def _map_as_scan(gm: GraphModule) -> None:
         if n.target is torch.ops.higher_order.map_impl:
             body, mapped, others = n.args
             n.target, n.args = torch.ops.higher_order.scan, (body, [], mapped, others)
+
+
+_JOINS = (aten.cat.default, aten.stack.default, aten.hstack.default, aten.vstack.default, aten.dstack.default,
+          aten.column_stack.default)  # fmt: skip
+
+
+def _join_one_dtype(gm: GraphModule) -> None:
+    """Tensors of several dtypes are joined in the result's: Edge dialect refuses a first one of another dtype."""
+    for n in list(gm.graph.nodes):
+        if n.op != "call_function" or n.target not in _JOINS:
+            continue
+        dtype, parts = n.meta["val"].dtype, list(n.args[0])
+        for i, x in enumerate(parts):
+            if x.meta["val"].dtype != dtype:
+                with gm.graph.inserting_before(n):
+                    parts[i] = gm.graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
+                parts[i].meta = {**n.meta, "val": x.meta["val"].to(dtype)}
+        n.update_arg(0, parts)
 
 
 def contiguous_layers(gm: GraphModule) -> None:
@@ -122,6 +142,25 @@ def _size(ep: ExportedProgram, target: Callable[..., Any], *args: Any) -> FxNode
     node = ep.graph.call_function(target, args)
     node.meta["val"] = values[0].shape[args[1]] if target == torch.ops.aten.sym_size.int else target(*values)
     return node
+
+
+def _whole_parts(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
+    """`int(1.7 * s)` as s * 17 // 10: ExecuTorch has no sizes that are floats."""
+    for n in list(ep.graph.nodes):
+        if not isinstance(n.meta.get("val"), torch.SymInt):
+            continue
+        found, chain = scaled_size(n.meta["val"].node.expr, symbols), [n]
+        while found and chain[-1].target is not torch.sym_float:
+            floats = [a for a in chain[-1].all_input_nodes if isinstance(a.meta["val"], torch.SymFloat)]
+            found, chain = found if len(floats) == 1 else None, chain + floats[:1]
+        if found is None or to_dim(found[0], symbols) != to_dim(chain[-1].args[0].meta["val"], symbols):
+            continue
+        with ep.graph.inserting_before(n):
+            product = _size(ep, operator.mul, chain[-1].args[0], found[1].numerator)
+            n.replace_all_uses_with(_size(ep, operator.floordiv, product, found[1].denominator))
+        for node in chain:
+            if not node.users:
+                ep.graph.erase_node(node)
 
 
 # What is computed with a size as a float, as the same on tensors of one element.

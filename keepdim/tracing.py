@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import _meta_registrations as torch_shapes
 from torch._C import DispatchKey
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import register_fast_op_impl
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 aten = torch.ops.aten
 KEY = DispatchKey.CompositeImplicitAutograd
+GRID = aten.affine_grid_generator.default
 LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 
 
@@ -35,6 +38,15 @@ for _layer in LAYERS:  # asked for shapes only, and only where a size is a symbo
 def _grid_sampler(mode: Any, x: torch.Tensor, grid: torch.Tensor, *how: Any) -> torch.Tensor:
     """torch computes a hundred ops and more for the shape of this one, each time that it is traced."""
     return x.new_empty((x.size(0), x.size(1), grid.size(1), grid.size(2)))
+
+
+def _pooled(n: Any, kernel: Any, before: Any, after: Any, stride: Any, dilation: Any, ceil: bool) -> Any:
+    """The size of a pool's result. Rounded up it may not begin behind the input: torch asks that of the example, here
+    it is the smaller of two sizes."""
+    room = n + before + after - dilation * (kernel - 1) - 1
+    if not ceil:
+        return room // stride + 1
+    return torch.sym_min((room + stride - 1) // stride, (n + before - 1) // stride) + 1
 
 
 def _whole(steps: Any) -> Any:
@@ -65,6 +77,19 @@ def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int |
     return aten._cdist_forward.default(x, y, p, 2)
 
 
+def _affine_grid(theta: torch.Tensor, size: Any, align_corners: bool) -> torch.Tensor:
+    """The centres of pixels, or their edges, from -1 to 1, times theta: torch's own form reads the sizes as numbers."""
+
+    def line(n: Any) -> torch.Tensor:
+        steps = 2 * torch.arange(n, dtype=theta.dtype, device=theta.device) - (n - 1)
+        return steps / (torch.sym_max(n - 1, 1) if align_corners else n)
+
+    axes = torch.meshgrid(*(line(n) for n in size[2:]), indexing="ij")
+    places = torch.stack([*reversed(axes), torch.ones_like(axes[0])], -1)  # [.., x y 1]
+    grid = places.flatten(0, -2) @ theta.transpose(1, 2)
+    return grid.view(size[0], *size[2:], grid.size(-1))
+
+
 @contextlib.contextmanager
 def symbolic_sizes() -> Iterator[None]:
     """While it lasts, tracing keeps the sizes of these ops symbolic."""
@@ -79,8 +104,12 @@ def symbolic_sizes() -> Iterator[None]:
                 op.py_kernels[KEY] = kernel
             op._dispatch_cache.clear()
 
+    pooled, torch_shapes.pooling_output_shape_pad_lr = torch_shapes.pooling_output_shape_pad_lr, _pooled
     install({**{layer: _whole(saved[layer]) for layer in LAYERS}, **ours})
+    form, decomposition_table[GRID] = decomposition_table[GRID], _affine_grid
     try:
         yield
     finally:
+        decomposition_table[GRID] = form
+        torch_shapes.pooling_output_shape_pad_lr = pooled
         install(saved)

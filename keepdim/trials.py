@@ -15,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 
-from .contract import RELIED, Constraint, Contract
+from .contract import ASSERTED, RELIED, Constraint, Contract
 from .dims import CMPS, Dim
 from .errors import KeepdimError
 from .propagate import disagreement_at
@@ -135,7 +135,7 @@ def _elements(contract: Contract, values: Mapping[str, int]) -> int:
 
 # ---------------------------------------------------------------- comparing
 class Trial(NamedTuple):
-    """A model and what torch.export made of it."""
+    """A model and what torch.export made of it, without asserts over sizes: those are constraints of the contract."""
 
     model: torch.nn.Module
     program: ExportedProgram
@@ -165,7 +165,9 @@ def _compare_at(trial: Trial, contract: Contract, values: Mapping[str, int]) -> 
     try:
         want = _run(own(trial.model), flat, trial.in_spec)
     except Exception as first:  # indices in the example may be too large for a smaller table: 0 is in all of them
-        flat = [torch.zeros_like(x) if isinstance(x, torch.Tensor) and not x.is_floating_point() else x for x in flat]
+        whole = [isinstance(x, torch.Tensor) and not x.is_floating_point() for x in trial.leaves]
+        leaves = [torch.zeros_like(x) if w else x for x, w in zip(trial.leaves, whole, strict=True)]
+        flat = sized(contract, leaves, values)
         try:
             want = _run(own(trial.model), flat, trial.in_spec)
         except Exception:  # the first words are about the user's own values
@@ -213,10 +215,12 @@ def difference(want: Any, got: Any) -> str | None:
 # ---------------------------------------------------------------- guards that cut a declared range
 def relax(trial: Trial, contract: Contract) -> Contract:
     """The contract without the guards that nothing needs: torch.export takes every size for at least 2, and guards
-    against what that would change. Where the program is right at the points that a guard forbids, it goes."""
+    or asserts against what that would change. Where the program is right at the points that one forbids, it goes; a
+    model's own torch._check is raised by eager there, and stays."""
     kept = []
     for c in contract.constraints:
-        cut = list(itertools.islice(_forbidden(contract, c, trial.leaves), 3)) if c.sentence == RELIED else []
+        ours = c.sentence in (RELIED, ASSERTED)
+        cut = list(itertools.islice(_forbidden(contract, c, trial.leaves), 3)) if ours else []
         try:
             for values in cut:
                 _compare_at(trial, contract, values)

@@ -6,12 +6,12 @@ import torch
 import torch.fx.experimental._config as export_config
 from torch.export import Dim as D
 from torch.export import export
-from torch.utils._sympy.functions import FloatTrueDiv
+from torch.utils._sympy.functions import FloatTrueDiv, ToFloat, TruncToInt
 
 from keepdim import KeepdimError, _native
 from keepdim.contract import Constraint, Contract, Place, Source, Spec, Symbol, solve
-from keepdim.dims import Dim, dmax
-from keepdim.reading import read, to_dim
+from keepdim.dims import CMPS, Dim, dmax
+from keepdim.reading import read, to_constraints, to_dim
 
 
 class Function(torch.nn.Module):
@@ -162,6 +162,35 @@ def test_solve(dims, found, rest):
     symbols, left = solve([Place("size", 0, i, d) for i, d in enumerate(dims)])
     assert [f"{x.name} = size {x.source.index}: ({x.source.mul})*{x.name} + {x.source.add}" for x in symbols] == found
     assert [str(p.dim) for p in left] == rest
+
+
+def test_guards_of_one_or_the_other():
+    """Such a guard is one relation of the greatest of several sizes."""
+    a, b = sympy.symbols("a b", integer=True)
+    dims = {"a": Dim.symbol("a", 0, 9), "b": Dim.symbol("b", 0, 9)}
+    e = sympy.Or(sympy.And(a > 3, sympy.Ne(b, 2)), sympy.Eq(a, b), b >= 8)
+    (constraint,) = to_constraints(e, dims, "")
+    for x in range(10):
+        for y in range(10):
+            sides = (d.eval({"a": x, "b": y}) for d in (constraint.lhs, constraint.rhs))
+            assert CMPS[constraint.cmp][1](*sides) == bool(e.subs({a: x, b: y}))
+    assert to_constraints(sympy.Or(a > 3, b < 10), dims, "") == []
+
+
+def test_guards_that_numbers_fit_int64():
+    """torch moves sizes to the side of 2**63 - 1, where the number is then larger."""
+    s = sympy.Symbol("s", integer=True)
+    assert to_constraints(sympy.Le(s - 1, 2**63 - s, evaluate=False), {"s": Dim.symbol("s", 1, 9)}, "") == []
+
+
+@pytest.mark.parametrize("factor", [1.7, 0.6, 1 / 3, 2.0])
+def test_sizes_times_a_float(factor):
+    """As Python rounds them, at every size in range; not where no ratio of small numbers gives that."""
+    s = sympy.Symbol("s", integer=True)
+    scaled = to_dim(TruncToInt(factor * ToFloat(s)), {"s": Dim.symbol("s", 0, 5000)})
+    assert all(scaled.eval({"s": n}) == int(factor * n) for n in range(5001))
+    with pytest.raises(KeepdimError, match="uses TruncToInt, which a Dim cannot express"):
+        to_dim(TruncToInt(1.2345678901 * ToFloat(s)), {"s": Dim.symbol("s", 0, 5000)})
 
 
 def test_what_cannot_be_solved_is_a_sentence():

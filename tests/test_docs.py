@@ -17,19 +17,22 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-# Core ATen ops that no engine takes, and why.
+AS_2D = "comes as its 2d form, which is delegated"
+# Core ATen ops without a row, and why.
 LEFT = {
     "of training": """_adaptive_avg_pool2d_backward avg_pool2d_backward convolution_backward embedding_dense_backward
         max_pool2d_with_indices_backward native_group_norm_backward native_layer_norm_backward native_dropout
         _native_batch_norm_legit""",
     "random": "rand randn randperm",
     "complex numbers": "_fft_c2r _fft_r2c",
-    "the size of the result is data": "nonzero masked_scatter",
+    "the size of the result is data": "nonzero",
+    "which numbers it takes is data": "masked_scatter",
     "reads data on the host": "_local_scalar_dense",
     "an integer or truth of a shape, no tensor": """sym_numel sym_size sym_storage_offset sym_stride
         sym_is_contiguous""",
     "writes into a given tensor": "atan2.out fill resize_",
-    "comes as another op": "adaptive_avg_pool1d avg_pool1d empty empty_strided",
+    "what it holds is whatever was in memory": "empty empty_strided",
+    AS_2D: "adaptive_avg_pool1d avg_pool1d",
 }
 
 INTRODUCTION = """\
@@ -67,14 +70,15 @@ def ops_page() -> str:
             note = f"not {', '.join(missing)}" if missing else ""
             done.append(f"| {name} | {', '.join(sorted(set(taken.values())))} | {note} |")
         else:
+            reason = why.get(name, "?")
             kernel = "ExecuTorch's kernel" if name in kernels or f"{name}_copy" in kernels else "refused"
-            left.append(f"| {name} | {kernel} | {why.get(name, '?')} |")
+            left.append(f"| {name} | {'keepdim' if reason == AS_2D else kernel} | {reason} |")
     core = {n.removesuffix("_copy") for n in core_ops()}
     other = sorted(n for n in rows if n.removesuffix("_copy") not in core)
     lines = [
         *("# What is delegated", "", INTRODUCTION, ""),
         *(f"## Core ATen, delegated ({len(done)})", "", "| op | as | overloads |", "|---|---|---|", *done, ""),
-        *(f"## Core ATen, not delegated ({len(left)})", "", "| op | runs on | why |", "|---|---|---|", *left, ""),
+        *(f"## Core ATen, without a row ({len(left)})", "", "| op | runs on | why |", "|---|---|---|", *left, ""),
         *("## Others that are taken as they are", "", ", ".join(other) + ".", ""),
         *("## Ops of the ggml engine", "", ", ".join(sorted(_native.engines()["ggml"])) + ".", ""),
     ]

@@ -21,7 +21,7 @@ from torch.export import Dim, export
 import keepdim
 from keepdim import KeepdimError, pte
 
-TOLERANCE = 1e-5  # max |difference|, the issue's own limit
+TOLERANCE = 1e-5  # max |difference|, of f32 results of about 1
 
 
 class Fn(nn.Module):
@@ -454,3 +454,27 @@ def test_an_exported_program_whose_input_is_called_input() -> None:
     assert [s.name for s in module.contract.inputs] == ["input"]
     x = torch.randn(9, 4)
     assert (module(x) - model(x)).abs().max() < TOLERANCE
+
+
+def test_an_assert_that_only_export_needs_goes() -> None:
+    """`n//2 != 1` is torch.export's own; a model's check stays, of a size as of a number in a tensor."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            k = p.item()
+            torch._check(k >= 0)
+            torch._check(k <= 8)
+            torch._check(k != 5)
+            torch._check(x.size(0) != 7)
+            return x.topk(x.size(0) // 2, 0).values, x * k
+
+    model = Model()
+    module = keepdim.lower(
+        model, (torch.randn(6, 4), torch.tensor(3)), dynamic_shapes=({0: Dim("n", min=2, max=16)}, None)
+    )
+    for n, k in ((2, 0), (16, 8), (3, 4), (2, 6)):
+        x, p = torch.randn(n, 4), torch.tensor(k)
+        torch.testing.assert_close(module(x, p), model(x, p))
+    for n, k in ((7, 3), (6, 5)):
+        with pytest.raises(KeepdimError, match="!= "):
+            module(torch.randn(n, 4), torch.tensor(k))

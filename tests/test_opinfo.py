@@ -12,9 +12,8 @@ import pytest
 from opinfo import Call, Verdict
 
 PICKED = 2  # samples of each op and dtype, spread over what OpInfo has
-DYNAMIC = (
-    0.97  # of the samples with a dim above 1, lowered with a dynamic one (others name sizes themselves): may not fall
-)
+# Of the samples with a dim above 1, the share lowered with a dynamic one (others name sizes themselves): may not fall.
+DYNAMIC = 0.97
 GROUPS = {
     "arithmetic": "abs add div_no_rounding_mode mul neg sub rsub float_power addcmul addcdiv lerp",
     "quotients": "div_trunc_rounding div_floor_rounding floor_divide fmod remainder",

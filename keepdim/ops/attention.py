@@ -14,12 +14,6 @@ def _sdpa(b: Sink, name: str, a: Args, out: Shape) -> int:
     if a.number("dropout_p"):
         raise Unsupported("dropout is of training")
     q, k, v, mask = (a.tensor(n) for n in ("query", "key", "value", "attn_mask"))
-    scale = a.number("scale")
-    if scale is None:
-        width = b.shape(q).dims[-1].value
-        if not width:
-            raise Unsupported(f"the default scale of a width {b.shape(q).dims[-1]} is not handled")
-        scale = width**-0.5
     shared = bool(a.plain("enable_gqa"))
     for x in (k, v):
         dims = b.shape(x).dims
@@ -29,8 +23,9 @@ def _sdpa(b: Sink, name: str, a: Args, out: Shape) -> int:
         scores = (*out.dims[:-1], b.shape(k).dims[-2])
         for have, want in zip(reversed(b.shape(mask).dims), reversed(scores), strict=False):
             _need_fit(have, want, divides=False)
-    causal = {"causal": True} if a.plain("is_causal") else {}
-    return b.emit(name, [q, k, v] if mask == NONE else [q, k, v, mask], out, scale=scale, **causal)
+    scale = a.number("scale")
+    attrs = ({} if scale is None else {"scale": scale}) | ({"causal": True} if a.plain("is_causal") else {})
+    return b.emit(name, [q, k, v] if mask == NONE else [q, k, v, mask], out, **attrs)
 
 
 def _need_fit(have: Dim, want: Dim, divides: bool) -> None:

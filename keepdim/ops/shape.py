@@ -147,9 +147,7 @@ def _roll(b: Sink, name: str, a: Args, out: Shape) -> int:
             continue
         k = axis.value or 0
         size = shape.dims[k]
-        if decide(size, "gt", 0) is not True:
-            raise Unsupported(f"a roll of {size}, which can be 0, is not handled")
-        moved = shift % size
+        moved = shift % dmax(size, 1)
         rest = dmax(size - moved, 0)
         parts = [(rest, moved), (Dim.const(0), rest)]
         pieces = [

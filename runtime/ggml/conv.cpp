@@ -287,15 +287,6 @@ constexpr int64_t kMade = 4096;    // of the result made of it
 constexpr int64_t kMaxTaps = 128;
 constexpr int64_t kLong = 4 * kVector;  // elements made at once
 
-template <class T>
-struct LanesOf {
-  using type = Vector;
-};
-template <>
-struct LanesOf<double> {
-  using type = double __attribute__((vector_size(sizeof(Vector)), aligned(alignof(double)), may_alias));
-};
-
 // A band of the image is copied with its padding, and with strides undone: what is read for neighbouring outputs lies
 // side by side, so that every tap is one shift of the whole band.
 template <class T>
@@ -345,8 +336,8 @@ struct Band {
         shift[t++] = (r % down.stride * along.stride + c % along.stride) * plane + r / down.stride * pitch +
                      c / along.stride;
       }
-    using Lanes = typename LanesOf<T>::type;
-    constexpr int64_t width = sizeof(Lanes) / sizeof(T);
+    using Lanes = VectorOf<T>;
+    constexpr int64_t width = Register<T>::count;
     static_assert(kLong % (4 * width) == 0);
     for (int64_t i = 0; i < count * pitch; i += 4 * width) {
       Lanes s0 = Lanes{} + bias, s1 = s0, s2 = s0, s3 = s0;
@@ -405,7 +396,13 @@ void direct_conv(ggml_tensor*, int ith, int nth, void* userdata) {
 Kernel conv_kernel() { return conv; }
 
 Kernel direct_conv_kernel(DType dtype) {
-  return dtype == DType::f32 ? direct_conv<float> : dtype == DType::f64 ? direct_conv<double> : nullptr;
+  switch (dtype) {
+    case DType::f32: return direct_conv<float>;
+    case DType::f64: return direct_conv<double>;
+    case DType::i64: return direct_conv<uint64_t>;  // integers wrap
+    case DType::i32: return direct_conv<uint32_t>;
+    default: return nullptr;
+  }
 }
 
 }  // namespace keepdim::ggml

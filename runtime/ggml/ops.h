@@ -13,6 +13,7 @@ constexpr TypeMask kIntegers =
     bit(DType::i64) | bit(DType::i32) | bit(DType::i16) | bit(DType::i8) | bit(DType::u8) | bit(DType::boolean);
 constexpr TypeMask kAll = kFloats | kIntegers;
 constexpr TypeMask kHalfOrSingle = kF32 | bit(DType::f16) | bit(DType::bf16);
+constexpr TypeMask kNumbers = kAll & ~bit(DType::boolean);
 
 // ---- rules
 

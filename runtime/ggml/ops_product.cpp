@@ -1,5 +1,6 @@
 // Rows of products: linear layers, matrix products, attention, recurrent layers.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "ops.h"
@@ -239,7 +240,8 @@ AttentionJob* attention_job(Build& b, Tensor& out, const Tensor& q, const Tensor
   job->k_row = k.strides[k.rank - 2], job->k_step = k.strides[k.rank - 1];
   job->v_row = v.strides[v.rank - 2], job->v_step = v.strides[v.rank - 1];
   job->y_row = out.strides[rank - 2];
-  job->scale = static_cast<float>(b.number("scale"));
+  const double width = static_cast<double>(std::max<int64_t>(job->width, 1));
+  job->scale = static_cast<float>(b.attr("scale") ? b.number("scale") : 1 / std::sqrt(width));
   for (int d = 0; d < head; ++d)
     job->loop.push(out.dims[d], out.strides[d], q.strides[d], stride_at(k, out, d), stride_at(v, out, d));
   if (head >= 0) {
@@ -392,12 +394,11 @@ Tensor recurrent(Build& b) {
   return result;
 }
 
-constexpr TypeMask kNumbers = kAll & ~bit(DType::boolean);
 constexpr Attrs kActivation = {{"activation", AttrKind::text, false}};
 constexpr Attrs kReverse = {{"reverse", AttrKind::flag, false}};
 constexpr Attrs kCached = {{"scale", AttrKind::number, true}, {"window", AttrKind::size, false}};
 constexpr Attrs kAttention = {
-    {"scale", AttrKind::number, true}, {"causal", AttrKind::flag, false}, {"safe", AttrKind::flag, false}};
+    {"scale", AttrKind::number, false}, {"causal", AttrKind::flag, false}, {"safe", AttrKind::flag, false}};
 
 constexpr Row kRows[] = {
     {"matmul", {2, 2, 0, "TT>T", kNumbers, {}}, matmul},

@@ -135,7 +135,7 @@ Tensor conv(Build& b) {
   job->w_channel = transposed ? positions * job->rows : positions;
   job->w_group = job->channels * job->rows * positions;
   b.allocate(out);
-  const bool direct = job->channels == 1 || x.dtype == DType::f64;
+  const bool direct = job->channels == 1 || x.dtype != DType::f32;
   const double products = static_cast<double>(out.count()) * static_cast<double>(job->channels) *
                           static_cast<double>(positions / w.width());
   b.step(direct ? direct_conv_kernel(x.dtype) : conv_kernel(), job, out, {&image, &weight, &bias}, products);
@@ -429,20 +429,19 @@ constexpr Attrs kResample = {{"mode", AttrKind::text, true},     {"align_corners
 constexpr Attrs kGroupNorm = {{"eps", AttrKind::number, true}, {"groups", AttrKind::size, true}};
 constexpr Attrs kBatchNorm = {{"eps", AttrKind::number, true}};
 constexpr TypeMask kHalfOrSingle = kF32 | bit(DType::f16) | bit(DType::bf16);
-constexpr TypeMask kPooled = kFloats | (kIntegers & ~bit(DType::boolean));
 constexpr Attrs kAxes = {{"axes", AttrKind::size, true}};
 
 constexpr Row kRows[] = {
-    {"conv", {2, 3, 4, "TTT>T", kFloats, kConv, true}, conv},
-    {"max_pool", unary(kPooled, kMaxPool, true),
+    {"conv", {2, 3, 4, "TTT>T", kNumbers, kConv, true}, conv},
+    {"max_pool", unary(kNumbers, kMaxPool, true),
      [](Build& b) { return sliding_pool(b, max_pool_kernel(b.in(0).dtype)); }},
-    {"max_pool_index", {1, 1, 0, "T>l", kPooled, kMaxPool, true},
+    {"max_pool_index", {1, 1, 0, "T>l", kNumbers, kMaxPool, true},
      [](Build& b) { return sliding_pool(b, max_pool_index_kernel(b.in(0).dtype)); }},
     {"avg_pool", unary(kFloats, kAvgPool, true),
      [](Build& b) { return sliding_pool(b, avg_pool_kernel(b.in(0).dtype)); }},
-    {"adaptive_max_pool", unary(kPooled, kAxes, true),
+    {"adaptive_max_pool", unary(kNumbers, kAxes, true),
      [](Build& b) { return adaptive_pool(b, max_pool_kernel(b.in(0).dtype)); }},
-    {"adaptive_max_pool_index", {1, 1, 0, "T>l", kPooled, kAxes, true},
+    {"adaptive_max_pool_index", {1, 1, 0, "T>l", kNumbers, kAxes, true},
      [](Build& b) { return adaptive_pool(b, max_pool_index_kernel(b.in(0).dtype)); }},
     {"adaptive_avg_pool", unary(kFloats, kAxes, true),
      [](Build& b) { return adaptive_pool(b, avg_pool_kernel(b.in(0).dtype)); }},

@@ -6,19 +6,6 @@
 
 namespace keepdim::ggml {
 
-// A register of T, at any address.
-template <class T>
-struct Register {
-  static constexpr int count = kVector * sizeof(float) / sizeof(T);
-  typedef T Vector __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(T)), may_alias));
-};
-template <class T>
-using VectorOf = typename Register<T>::Vector;
-template <class T>
-VectorOf<T> load_vector(const T* x) { return *reinterpret_cast<const VectorOf<T>*>(x); }
-template <class T>
-void store_vector(T* y, VectorOf<T> x) { *reinterpret_cast<VectorOf<T>*>(y) = x; }
-
 enum class Border : uint8_t { zeros, clamp, reflect };
 
 // An image read at the places of a grid [batch, .., rank] of [-1, 1]. Image, grid and result are contiguous.

@@ -14,7 +14,20 @@ constexpr int kHeight = 12, kVector = 16;
 constexpr int kHeight = 6, kVector = 8;
 #endif
 constexpr int kWidth = 2 * kVector;
-using Vector = float __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(float)), may_alias));
+
+// A register of T, at any address.
+template <class T>
+struct Register {
+  static constexpr int count = kVector * sizeof(float) / sizeof(T);
+  typedef T Vector __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(T)), may_alias));
+};
+template <class T>
+using VectorOf = typename Register<T>::Vector;
+template <class T>
+VectorOf<T> load_vector(const T* x) { return *reinterpret_cast<const VectorOf<T>*>(x); }
+template <class T>
+void store_vector(T* y, VectorOf<T> x) { *reinterpret_cast<VectorOf<T>*>(y) = x; }
+using Vector = VectorOf<float>;
 
 inline Vector load(const float* x) { return *reinterpret_cast<const Vector*>(x); }
 inline void store(float* y, Vector x) { *reinterpret_cast<Vector*>(y) = x; }

@@ -73,7 +73,7 @@ struct ChannelJob : Job {
 
 // Kernels; nullptr for a dtype that they do not have.
 Kernel conv_kernel();                       // ConvJob, f32: tiles of a matrix product
-Kernel direct_conv_kernel(DType dtype);     // ConvJob: sums of shifted rows, for groups of one channel
+Kernel direct_conv_kernel(DType dtype);     // ConvJob: sums of shifted rows, for groups of one channel and other dtypes
 Kernel max_pool_kernel(DType dtype);        // PoolJob
 Kernel max_pool_index_kernel(DType dtype);  // PoolJob, the result is i64
 Kernel avg_pool_kernel(DType dtype);        // PoolJob

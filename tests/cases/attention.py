@@ -65,6 +65,8 @@ case(
 case("sdpa", sdpa(), "rank 2", q="n 16", k="m 16", v="m 16", n=N, m=M)
 case("sdpa", sdpa(), "rank 3", q="b n 16", k="b m 16", v="b m 16", n=N, m=M, b=B)
 case("sdpa", sdpa(), "rank 5", q="2 b 3 n 4", k="2 b 3 m 4", v="2 b 3 m 4", mask="bool: b 1 n m", n=N, m=M, b=B)
+case("sdpa", sdpa(), "width is a symbol", q="b 2 n m", k="b 2 n m", v="b 2 n 5", n=N, m=M, b=B)
+case("sdpa", sdpa(), "no width", q="2 m n", k="2 m n", v="2 m 5", n=N0, m=M)
 case("sdpa", sdpa(), "odd", q="b 3 n 7", k="b 3 n 7", v="b 3 n 19", n=L, b=B)
 case("sdpa", sdpa(), "wide", q="2 n 200", k="2 n 200", v="2 n 200", n=L)
 case("sdpa", heads, "of views", x="b n 72", mask="bool: b n", n=L, b=B)

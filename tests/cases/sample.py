@@ -38,6 +38,13 @@ for _mode in ("bilinear", "nearest", "bicubic"):
     for _pad in ("border", "reflection"):
         case("grid_sample", lambda x, g, m=_mode, p=_pad: F.grid_sample(x, g, m, p, align_corners=False),
              f"{_mode} {_pad} nan in the grid", x="b 3 h w", g="f32 nan: b n 5 2", b=B, h=H, w=W, n=N)  # fmt: skip
+family("affine grids")
+for _r, _x in ((2, "b 3 h w"), (3, "b 3 4 h w")):
+    case("grid_sample", lambda x, t: F.grid_sample(x, F.affine_grid(t, x.shape, False), align_corners=False),
+         f"affine {_r}d", x=_x, t=f"b {_r} {_r + 1}", b=B, h=N, w=W)  # fmt: skip
+    case("grid_sample",  # F.affine_grid asks whether a size is 1 if corners are aligned
+         lambda x, t: F.grid_sample(x, torch.affine_grid_generator(t, x.shape, True), align_corners=True),
+         f"affine corners {_r}d", x=_x, t=f"b {_r} {_r + 1}", b=B, h=N, w=W)  # fmt: skip
 family("grid samples")
 case("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), "many channels",
      x="b 130 h w", g="b n 5 2", b=B, h=H, w=W, n=N)  # fmt: skip

@@ -93,6 +93,9 @@ case("slice", lambda x: x.split([2, x.size(0) - 2])[1] * 2, "split by a symbol",
 case("slice", lambda x: [t + 1 for t in x.unbind(1)], "unbind", x="n 3", n=N)
 
 case("cat", lambda x, y: torch.cat([x, y], 1), "two dtypes", x="n 4", y="i64: n 3", n=N)
+case("cat", lambda x, y: torch.cat([y, x], 1), "two dtypes, the smaller first", x="n 4", y="i64: n 3", n=N)
+case("cat", lambda x, y: torch.stack([x, y], 1), "stack of two dtypes", x="u8: n 4", y="i16: n 4", n=N)
+case("cat", lambda x, y: torch.hstack([x, y]), "hstack of two dtypes", x="bool: n 4", y="f16: n 4", n=N)
 case("cat", lambda x, y: torch.cat([y, x], 1), "with an empty list", x="n 4", y="0", n=N)
 case("cat", lambda x, y: torch.cat([x, y], 6), "rank 8", x="1 2 1 n 1 2 3 2", y="1 2 1 n 1 2 b 2", n=N, b=B)
 for _t in ("f64", "f16", "bf16", "i16", "i8", "u8", "bool"):
@@ -107,6 +110,8 @@ case("slice", lambda x: x.diff(dim=0), "diff", x="n 4", n=N)
 case("slice", lambda x: x.roll(1, 1), "roll", x="n 4", n=N)
 case("slice", lambda x: x.roll((-2, 1), (0, 1)), "roll two", x="n 4", n=N)
 case("slice", lambda x: x.roll(3), "roll all", x="n 4", n=N)
+case("slice", lambda x: x.roll((3, 1), (0, 1)), "roll of nothing", x="n 4", n=N0)
+case("slice", lambda x: x.roll(-3), "roll all of nothing", x="n 4", n=N0)
 case("slice", lambda x: x.roll(x.size(0) // 2, 0), "roll by a symbol", x="n 4", n=N)
 case("slice", lambda x: x[:, 1:-1:2, ..., 1:], "rank 8", x="1 n 1 2 1 2 1 3", n=(3, 17, 4, 17))
 case("slice_scatter", lambda x, y: torch.slice_scatter(x, y, 0, 1), x="n+1 4", y="n 4", n=N)

@@ -60,6 +60,14 @@ for _t, _limit in HALVES.items():
 case("conv", lambda x, k: F.conv2d(x, k).float(), "f64", x="f64: b 8 h w", k="f64: 4 8 3 3", b=B, h=H, w=W)
 case("conv", lambda x, k: F.conv_transpose2d(x, k, stride=2).float(), "transposed f64",
      x="f64: b 4 h w", k="f64: 4 8 3 3", b=B, h=H, w=W)  # fmt: skip
+for _t in ("u8", "i8", "i16", "i32"):  # their sums wrap
+    case("conv", F.conv2d, _t, x=f"{_t}: b 8 h w", k=f"{_t}: 4 8 3 3", c=f"{_t}: 4", b=B, h=H, w=W)
+case("conv", lambda x, k: F.conv2d(x, k, groups=4, padding=1), "i64 depthwise",
+     x="i64 big: b 4 h w", k="i64 big: 4 1 3 3", b=B, h=H, w=W)  # fmt: skip
+case("conv", lambda x, k: F.conv3d(x, k, groups=2, dilation=2, padding=2, stride=(1, 2, 1)), "i64 3d",
+     x="i64: b 4 d h w", k="i64 big: 4 2 3 2 3", b=B, d=D, h=H, w=W)  # fmt: skip
+case("conv", lambda x, k, c: F.conv_transpose3d(x, k, c, stride=2, padding=1), "i64 3d transposed",
+     x="i64 big: b 4 d h w", k="i64 big: 4 2 3 3 2", c="i64: 2", b=B, d=D, h=H, w=W)  # fmt: skip
 
 family("max pools")
 case("max_pool", nn.MaxPool1d(3, 2, 1), "1d", x="b 3 w", b=B, w=W)
@@ -101,7 +109,11 @@ case("adaptive_max_pool", nn.AdaptiveMaxPool1d(3), "1d", x="b 3 w", b=B, w=W)
 case("adaptive_max_pool_index", nn.AdaptiveMaxPool2d((3, 2), return_indices=True), x="b 3 h w", b=B, h=H, w=W)
 case("adaptive_max_pool", nn.AdaptiveMaxPool2d(2), "nan", x="f32 nan: b 3 5 w", b=B, w=W)
 case("adaptive_max_pool", nn.AdaptiveMaxPool3d(2), "3d", x="b 3 d h w", b=B, d=D, h=H, w=W)
-family("pools with ceil")  # apart: torch.export guards their sizes
+for _k, _s, _p in ((2, 2, 0), (2, 2, 1), (2, 3, 1)):  # both ways in which the size that is rounded up is bounded
+    case("max_pool", nn.MaxPool2d(_k, _s, _p, ceil_mode=True), f"ceil {_k} {_s} {_p}", x="b 3 h w", b=B, h=N, w=N)
+    case("avg_pool", nn.AvgPool2d(_k, _s, _p, True, False), f"ceil {_k} {_s} {_p}", x="b 3 h w", b=B, h=N, w=N)
+case("avg_pool", nn.AvgPool1d(2, 2, 1, True), "ceil 1d", x="b 3 n", b=B, n=N)
+case("max_pool", nn.MaxPool1d(2, 3, 1, ceil_mode=True), "ceil 1d", x="b 3 n", b=B, n=N)
 case("max_pool", nn.MaxPool2d(3, 2, 1, ceil_mode=True), "ceil", x="b 3 h w", b=B, h=H, w=W)
 case("max_pool", nn.MaxPool2d(3, 2, 1, 2, True, True), "indices ceil dilation", x="b 3 h w", b=B, h=H, w=W)
 case("max_pool", lambda x: aten.max_pool3d_with_indices(x, [3], [2], [1], ceil_mode=True), "3d indices",
@@ -139,6 +151,9 @@ case("nearest", lambda x: F.interpolate(x, scale_factor=2), "1d", x="b 3 n", b=B
 case("nearest", lambda x: F.interpolate(x, scale_factor=2), x="b 3 h w", b=B, h=N, w=W)
 case("nearest", lambda x: F.interpolate(x, scale_factor=(3, 0.5)), "two factors", x="b 3 h w", b=B, h=N, w=W)
 case("nearest", lambda x: F.interpolate(x, scale_factor=1.5), "one and a half", x="b 3 h w", b=B, h=N, w=W)
+case("nearest", lambda x: F.interpolate(x, scale_factor=(1.7, 0.6)), "no exact factors", x="b 3 h w", b=B, h=N, w=W)
+case("nearest", lambda x: F.interpolate(x, scale_factor=(1.7, 0.6), recompute_scale_factor=True), "by sizes",
+     x="b 3 h w", b=B, h=N, w=W)  # fmt: skip
 case("nearest", lambda x: F.interpolate(x, size=(7, 5)), "size", x="b 3 h w", b=B, h=N, w=W)
 case(
     "nearest",
