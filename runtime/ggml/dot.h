@@ -38,6 +38,14 @@ inline __m256i dot_words(__m256i a0, __m256i b0, __m256i a1, __m256i b1) {
 #endif
 }
 
+// The scales of up to four blocks.
+template <int count, class Block>
+__m128 scales_of(const Block* w) {
+  uint64_t bits = 0;
+  for (int i = 0; i < count; ++i) bits |= static_cast<uint64_t>(w[i].d) << (16 * i);
+  return _mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(bits)));
+}
+
 inline float sum_of(__m256 x) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));
@@ -107,55 +115,50 @@ struct Nibbles {
     }
   }
 
-  // The scales of four blocks, and for q4_1 what they begin at behind them.
+  // The scales of up to four blocks, and for q4_1 what they begin at behind them.
+  template <int count>
   static __m256 heads(const Block* w) {
     if constexpr (least) {
-      const auto head = [&](int i) {
-        uint32_t bits;
-        std::memcpy(&bits, w + i, sizeof(bits));
-        return static_cast<uint64_t>(bits);
-      };
-      const __m128i all = _mm_set_epi64x(static_cast<int64_t>(head(2) | head(3) << 32), static_cast<int64_t>(head(0) | head(1) << 32));
+      uint32_t head[4] = {};
+      for (int i = 0; i < count; ++i) std::memcpy(head + i, w + i, sizeof(uint32_t));
+      const auto two = [&](int i) { return static_cast<int64_t>(head[i] | static_cast<uint64_t>(head[i + 1]) << 32); };
       const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-      return _mm256_cvtph_ps(_mm_shuffle_epi8(all, order));
+      return _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_set_epi64x(two(2), two(0)), order));
     } else {
-      const uint64_t bits = w[0].d | static_cast<uint64_t>(w[1].d) << 16 | static_cast<uint64_t>(w[2].d) << 32 |
-                            static_cast<uint64_t>(w[3].d) << 48;
-      return _mm256_castps128_ps256(_mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(bits))));
+      return _mm256_castps128_ps256(scales_of<count>(w));
     }
   }
 
-  // Adds four blocks of `rows` rows, the next ones `pitch` bytes on, with as many of `many` rows of activations.
-  template <int rows, int many>
-  static void add_four(__m256 (&sum)[rows][many], const char* w, int64_t pitch, const char* x, const Layout& at, int64_t block) {
+  // Adds the products of `count` blocks with `many` rows of activations.
+  template <int count, int many>
+  static void add(__m256 (&sum)[many], const char* w, const char* x, const Layout& at, int64_t block) {
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i spread[2] = {_mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1), _mm256_setr_epi32(2, 2, 2, 2, 3, 3, 3, 3)};
+    const auto* blocks = reinterpret_cast<const Block*>(w);
+    const __m256 head = heads<count>(blocks);
+    static constexpr uint8_t nothing[16] = {};
+    constexpr int pairs = (count + 1) / 2;
+    __m256i low[2], high[2];
+    for (int p = 0; p < pairs; ++p) {
+      const __m256i both = load_two(blocks[2 * p].q, 2 * p + 1 < count ? blocks[2 * p + 1].q : nothing);
+      low[p] = _mm256_and_si256(both, nibble);
+      high[p] = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+    }
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) {
-      const auto* blocks = reinterpret_cast<const Block*>(w + r * pitch);
-      const __m256 head = heads(blocks);
-      const __m128 scale = _mm256_castps256_ps128(head);
-      __m256i low[2], high[2];
-      for (int p = 0; p < 2; ++p) {
-        const __m256i both = load_two(blocks[2 * p].q, blocks[2 * p + 1].q);
-        low[p] = _mm256_and_si256(both, nibble);
-        high[p] = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+    for (int m = 0; m < many; ++m) {
+      const char* row = x + m * at.pitch;
+      const __m128 own = _mm_loadu_ps(reinterpret_cast<const float*>(row + at.scales) + block);
+      const __m256 product = _mm256_castps128_ps256(_mm_mul_ps(_mm256_castps256_ps128(head), own));
+#pragma GCC unroll 2
+      for (int p = 0; p < pairs; ++p) {
+        const char* pair = row + (block + 2 * p) * kBytes;
+        const __m256i first = least ? _mm256_setzero_si256() : load256(pair + 64);
+        const __m256i dots = dot_bytes(first, low[p], load256(pair), high[p], load256(pair + 32));
+        sum[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), _mm256_permutevar8x32_ps(product, spread[p]), sum[m]);
       }
-#pragma GCC unroll 4
-      for (int m = 0; m < many; ++m) {
-        const char* row = x + m * at.pitch;
-        const __m128 own = _mm_loadu_ps(reinterpret_cast<const float*>(row + at.scales) + block);
-        const __m256 product = _mm256_castps128_ps256(_mm_mul_ps(scale, own));
-        for (int p = 0; p < 2; ++p) {
-          const char* pair = row + (block + 2 * p) * kBytes;
-          const __m256i first = least ? _mm256_setzero_si256() : load256(pair + 64);
-          const __m256i dots = dot_bytes(first, low[p], load256(pair), high[p], load256(pair + 32));
-          sum[r][m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), _mm256_permutevar8x32_ps(product, spread[p]), sum[r][m]);
-        }
-        if constexpr (least) {
-          const __m128 sums = _mm_loadu_ps(reinterpret_cast<const float*>(row + at.sums) + block);
-          sum[r][m] = _mm256_add_ps(sum[r][m], _mm256_zextps128_ps256(_mm_mul_ps(_mm256_extractf128_ps(head, 1), sums)));
-        }
+      if constexpr (least) {
+        const __m128 sums = _mm_loadu_ps(reinterpret_cast<const float*>(row + at.sums) + block);
+        sum[m] = _mm256_add_ps(sum[m], _mm256_zextps128_ps256(_mm_mul_ps(_mm256_extractf128_ps(head, 1), sums)));
       }
     }
   }
@@ -179,30 +182,25 @@ struct Bytes8 {
     }
   }
 
-  template <int rows, int many>
-  static void add_four(__m256 (&sum)[rows][many], const char* w, int64_t pitch, const char* x, const Layout& at, int64_t block) {
+  template <int count, int many>
+  static void add(__m256 (&sum)[many], const char* w, const char* x, const Layout& at, int64_t block) {
+    const auto* blocks = reinterpret_cast<const Block*>(w);
+    const __m128 scale = scales_of<count>(blocks);
+    __m256 product[many];
+    for (int m = 0; m < many; ++m) {
+      const __m128 own = _mm_loadu_ps(reinterpret_cast<const float*>(x + m * at.pitch + at.scales) + block);
+      product[m] = _mm256_castps128_ps256(_mm_mul_ps(scale, own));
+    }
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) {
-      const auto* blocks = reinterpret_cast<const Block*>(w + r * pitch);
-      const uint64_t bits = blocks[0].d | static_cast<uint64_t>(blocks[1].d) << 16 |
-                            static_cast<uint64_t>(blocks[2].d) << 32 | static_cast<uint64_t>(blocks[3].d) << 48;
-      const __m128 scale = _mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(bits)));
-      __m256 product[many];
+    for (int i = 0; i < count; ++i) {
+      const auto* q = reinterpret_cast<const __m128i*>(blocks[i].q);
+      const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128(q)), high = _mm256_cvtepi8_epi16(_mm_loadu_si128(q + 1));
+#pragma GCC unroll 4
       for (int m = 0; m < many; ++m) {
-        const __m128 own = _mm_loadu_ps(reinterpret_cast<const float*>(x + m * at.pitch + at.scales) + block);
-        product[m] = _mm256_castps128_ps256(_mm_mul_ps(scale, own));
-      }
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const auto* q = reinterpret_cast<const __m128i*>(blocks[i].q);
-        const __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128(q)), high = _mm256_cvtepi8_epi16(_mm_loadu_si128(q + 1));
-#pragma GCC unroll 4
-        for (int m = 0; m < many; ++m) {
-          const char* row = x + m * at.pitch + (block + i) * kBytes;
-          const __m256i dots = dot_words(low, load256(row), high, load256(row + 32));
-          const __m256 spread = _mm256_permutevar8x32_ps(product[m], _mm256_set1_epi32(i));
-          sum[r][m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), spread, sum[r][m]);
-        }
+        const char* row = x + m * at.pitch + (block + i) * kBytes;
+        const __m256i dots = dot_words(low, load256(row), high, load256(row + 32));
+        const __m256 spread = _mm256_permutevar8x32_ps(product[m], _mm256_set1_epi32(i));
+        sum[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), spread, sum[m]);
       }
     }
   }
@@ -210,17 +208,27 @@ struct Bytes8 {
 
 // ---- rows of both
 
-// y[m, r] = weight row r times activations m.
+// y[m, r] = row r of the weight times activations m.
 template <class Kind, class Block, int rows, int many>
 void dots(const char* w, int64_t pitch, const char* x, const Layout& at, int64_t blocks, float* y, int64_t y_pitch) {
   __m256 sum[rows][many] = {};
-  constexpr auto four = static_cast<int64_t>(4 * sizeof(Block));
+  // Rows lie one behind the other: what the next ones need is asked for in the order of memory.
+  const char* next = w + rows * pitch;
+  const auto add = [&](auto count, int64_t block) {
+    for (int64_t line = 0; line < static_cast<int64_t>(rows * count * sizeof(Block)); line += 64)
+      _mm_prefetch(next + line, _MM_HINT_T0);
+    next += rows * count * sizeof(Block);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r)
+      Kind::template add<count, many>(sum[r], w + r * pitch + block * static_cast<int64_t>(sizeof(Block)), x, at, block);
+  };
   int64_t block = 0;
-  for (; block + 4 <= blocks; block += 4, w += four) Kind::template add_four<rows, many>(sum, w, pitch, x, at, block);
-  if (block < blocks) {  // with blocks of zeros
-    Block rest[rows][4] = {};
-    for (int r = 0; r < rows; ++r) std::memcpy(rest[r], w + r * pitch, static_cast<size_t>(blocks - block) * sizeof(Block));
-    Kind::template add_four<rows, many>(sum, reinterpret_cast<const char*>(rest), four, x, at, block);
+  for (; block + 4 <= blocks; block += 4) add(std::integral_constant<int, 4>(), block);
+  switch (blocks - block) {
+    case 1: add(std::integral_constant<int, 1>(), block); break;
+    case 2: add(std::integral_constant<int, 2>(), block); break;
+    case 3: add(std::integral_constant<int, 3>(), block); break;
+    default: break;
   }
   for (int m = 0; m < many; ++m)
     for (int r = 0; r < rows; ++r) y[m * y_pitch + r] = sum_of(sum[r][m]);
@@ -228,25 +236,21 @@ void dots(const char* w, int64_t pitch, const char* x, const Layout& at, int64_t
 
 // All rows of the activations with `columns` rows of the weight.
 template <class Kind, class Block>
-void all_dots(const char* w, int64_t pitch, int64_t columns, const char* x, const Layout& at, int64_t blocks, int64_t many,
+void all_dots(const char* w, int64_t pitch, int64_t columns, const char* x, const Layout& at, int64_t blocks, int64_t rows,
               float* y, int64_t y_pitch) {
-  for (; many > 0; many -= 4, x += 4 * at.pitch, y += 4 * y_pitch) {
+  const auto run = [&](auto at_once, auto many) {
     int64_t c = 0;
-    const auto run = [&](auto rows, auto count) {
-      for (; c + rows <= columns; c += rows)
-        dots<Kind, Block, rows, count>(w + c * pitch, pitch, x, at, blocks, y + c, y_pitch);
-    };
-    const auto wide = [&](auto rows, auto count) {
-      run(rows, count);
-      run(std::integral_constant<int, 1>(), count);
-    };
-    switch (many) {
-      case 1: wide(std::integral_constant<int, 4>(), std::integral_constant<int, 1>()); break;
-      case 2: wide(std::integral_constant<int, 2>(), std::integral_constant<int, 2>()); break;
-      case 3: wide(std::integral_constant<int, 2>(), std::integral_constant<int, 3>()); break;
-      default: wide(std::integral_constant<int, 2>(), std::integral_constant<int, 4>()); break;
-    }
-  }
+    for (; c + at_once <= columns; c += at_once)
+      dots<Kind, Block, at_once, many>(w + c * pitch, pitch, x, at, blocks, y + c, y_pitch);
+    for (; c < columns; ++c) dots<Kind, Block, 1, many>(w + c * pitch, pitch, x, at, blocks, y + c, y_pitch);
+    x += many * at.pitch;
+    y += many * y_pitch;
+  };
+  using std::integral_constant;
+  for (; rows >= 4; rows -= 4) run(integral_constant<int, 1>(), integral_constant<int, 4>());
+  if (rows == 3) run(integral_constant<int, 2>(), integral_constant<int, 3>());
+  if (rows == 2) run(integral_constant<int, 2>(), integral_constant<int, 2>());
+  if (rows == 1) run(integral_constant<int, 4>(), integral_constant<int, 1>());
 }
 
 }  // namespace keepdim::ggml
