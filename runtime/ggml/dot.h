@@ -97,7 +97,7 @@ struct Nibbles {
   static void prepare(const float* x, int64_t blocks, char* row, const Layout& at) {
     auto* scales = reinterpret_cast<float*>(row + at.scales);
     auto* sums = reinterpret_cast<float*>(row + at.sums);
-    std::memset(row, 0, static_cast<size_t>(at.pitch));
+    std::memset(row + (blocks - 1) / 2 * 2 * kBytes, 0, static_cast<size_t>(at.pitch - (blocks - 1) / 2 * 2 * kBytes));
     for (int64_t i = 0; i < blocks; ++i, x += 32) {
       const float most = largest(x), scale = most / 127;
       const __m256 inverse = _mm256_set1_ps(most > 0 ? 127 / most : 0);
@@ -172,7 +172,7 @@ struct Bytes8 {
 
   static void prepare(const float* x, int64_t blocks, char* row, const Layout& at) {
     auto* scales = reinterpret_cast<float*>(row + at.scales);
-    std::memset(row, 0, static_cast<size_t>(at.pitch));
+    std::memset(scales, 0, static_cast<size_t>(at.sums - at.scales));  // of blocks that there are not
     for (int64_t i = 0; i < blocks; ++i, x += 32, row += kBytes) {
       const float most = largest(x);
       const __m256 inverse = _mm256_set1_ps(most > 0 ? 32767 / most : 0);

@@ -9,7 +9,7 @@ namespace keepdim::ggml {
 namespace {
 
 // Up to so many rows a stored weight is multiplied as it lies; above, in panels that become f32 (measured).
-constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewRows = 12;
 
 Tensor zeros(Build& b) { return b.fill(b.out(), {}, {}); }
 

@@ -22,16 +22,40 @@ void pack(float* panel, const char* b, int64_t step, int64_t column, int64_t dep
   }
 }
 
+using Eight = float __attribute__((vector_size(32), aligned(alignof(float)), may_alias));
+using Order = int32_t __attribute__((vector_size(32)));
+
+// to[k, c] = rows[c][k] for eight of both.
+void transpose(const float* from, int64_t row, float* to, int64_t pitch) {
+  Eight a[8], b[8];
+  for (int r = 0; r < 8; ++r) a[r] = *reinterpret_cast<const Eight*>(from + r * row);
+  for (int r = 0; r < 8; r += 2) {
+    b[r] = __builtin_shuffle(a[r], a[r + 1], Order{0, 8, 1, 9, 4, 12, 5, 13});
+    b[r + 1] = __builtin_shuffle(a[r], a[r + 1], Order{2, 10, 3, 11, 6, 14, 7, 15});
+  }
+  for (int r = 0; r < 8; r += 4)
+    for (int i = 0; i < 2; ++i) {
+      a[r + 2 * i] = __builtin_shuffle(b[r + i], b[r + 2 + i], Order{0, 1, 8, 9, 4, 5, 12, 13});
+      a[r + 2 * i + 1] = __builtin_shuffle(b[r + i], b[r + 2 + i], Order{2, 3, 10, 11, 6, 7, 14, 15});
+    }
+  for (int r = 0; r < 4; ++r) {
+    *reinterpret_cast<Eight*>(to + r * pitch) = __builtin_shuffle(a[r], a[r + 4], Order{0, 1, 2, 3, 8, 9, 10, 11});
+    *reinterpret_cast<Eight*>(to + (r + 4) * pitch) = __builtin_shuffle(a[r], a[r + 4], Order{4, 5, 6, 7, 12, 13, 14, 15});
+  }
+}
+
 // The same of columns that are rows in another dtype.
 void unpack(float* panel, const ProductJob& job, const char* b, int64_t depth, int64_t columns) {
-  if (columns < kWidth) std::fill(panel, panel + depth * kWidth, 0.0f);
-  alignas(64) float rows[8][kDepth];
-  for (int64_t first = 0; first < columns; first += 8) {
-    const int64_t count = std::min<int64_t>(8, columns - first);
-    for (int64_t c = 0; c < count; ++c) job.stored->read(b + (first + c) * job.b_column, rows[c], depth);
-    float* to = panel + first;
-    for (int64_t k = 0; k < depth; ++k)
-      for (int64_t c = 0; c < count; ++c) to[k * kWidth + c] = rows[c][k];
+  alignas(64) float rows[8][kDepth + kVector];  // not all of them in the same places of the cache
+  for (int64_t first = 0; first < kWidth; first += 8) {
+    for (int64_t c = 0; c < 8; ++c) {
+      if (first + c < columns) job.stored->read(b + (first + c) * job.b_column, rows[c], depth);
+      else std::fill(rows[c], rows[c] + depth, 0.0f);
+    }
+    int64_t k = 0;
+    for (; k + 8 <= depth; k += 8) transpose(rows[0] + k, kDepth + kVector, panel + k * kWidth + first, kWidth);
+    for (; k < depth; ++k)
+      for (int64_t c = 0; c < 8; ++c) panel[k * kWidth + first + c] = rows[c][k];
   }
 }
 
@@ -95,7 +119,9 @@ void product(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ProductJob*>(userdata);
   const int64_t panels = (job.n + kWidth - 1) / kWidth, tiles = (job.m + kHeight - 1) / kHeight;
   // The rows are cut where the cache asks for it, and further when there is too little else to share out.
-  const int64_t most = std::max<int64_t>(4 * kHeight, kBlock / std::max<int64_t>(job.k, 1));
+  // What has to be widened first is read for more rows at a time.
+  const int64_t block = job.stored ? 4 * kBlock : kBlock;
+  const int64_t most = std::max<int64_t>(4 * kHeight, block / std::max<int64_t>(job.k, 1));
   int64_t parts = (job.m + most - 1) / most;
   const int64_t units = job.loop.count() * panels * parts;
   if (nth > 1 && units < 4 * nth) parts = std::min(tiles, parts * ((4 * nth + units - 1) / units));

@@ -26,11 +26,8 @@ ggml_type type_of(DType dtype) {
   }
 }
 
-template <DType dtype>
-void read_elements(const void* x, float* y, int64_t n) {
-  static const Convert convert = converter(dtype, DType::f32);
-  convert(y, sizeof(float), x, static_cast<int64_t>(dtype_bytes(dtype)), n);
-}
+void read_f16(const void* x, float* y, int64_t n) { ggml_cpu_fp16_to_fp32(static_cast<const ggml_fp16_t*>(x), y, n); }
+void read_bf16(const void* x, float* y, int64_t n) { ggml_cpu_bf16_to_fp32(static_cast<const ggml_bf16_t*>(x), y, n); }
 
 template <ggml_type type>
 void read_blocks(const void* x, float* y, int64_t n) {
@@ -177,7 +174,7 @@ void lookup(ggml_tensor*, int ith, int nth, void* userdata) {
 }  // namespace
 
 const Stored* stored(DType dtype) {
-  static constexpr Stored f16{1, 2, read_elements<DType::f16>}, bf16{1, 2, read_elements<DType::bf16>};
+  static constexpr Stored f16{1, 2, read_f16}, bf16{1, 2, read_bf16};
   static constexpr Stored q8_0{32, 34, read_quants<BlockQ8>}, q4_0{32, 18, read_quants<BlockQ4>},
       q4_1{32, 20, read_quants<BlockQ4m>}, q5_0{32, 22, read_blocks<GGML_TYPE_Q5_0>},
       q5_1{32, 24, read_blocks<GGML_TYPE_Q5_1>};
