@@ -1,13 +1,12 @@
 // Dot products of quantised rows with activations in whole numbers, on AVX2: several rows of the weight at a time, so that
 // sums over lanes are few, and several rows of activations for each block that is unpacked. Activations have a scale for
-// each block of 32: 8 bits with weights of 4 bits, 16 bits with weights of 8.
+// each block of 32: 8 bits with weights of 4 bits, 16 bits with weights of 8. Halves are multiplied as f32.
 #pragma once
-#ifdef __AVX2__
-#include <immintrin.h>
-
-#include <cmath>
-
 #include "quant.h"
+
+#ifdef __AVX2__
+#include <algorithm>
+#include <type_traits>
 
 namespace keepdim::ggml {
 
@@ -15,8 +14,7 @@ inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<co
 
 // Two halves of 128 bits.
 inline __m256i load_two(const void* low, const void* high) {
-  const __m128i first = _mm_loadu_si128(static_cast<const __m128i*>(low));
-  return _mm256_inserti128_si256(_mm256_castsi128_si256(first), _mm_loadu_si128(static_cast<const __m128i*>(high)), 1);
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(load128(low)), load128(high), 1);
 }
 
 // sum + four products of bytes a lane. u: up to 15, where two pairs fit 16 bits.
@@ -206,7 +204,34 @@ struct Bytes8 {
   }
 };
 
-// ---- rows of both
+// ---- weights of 16 bits, with activations as they are
+
+template <bool brain>
+struct Halves {
+  struct Block {
+    uint16_t q[32];
+  };
+
+  static __m256 read(const uint16_t* q) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    return brain ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)) : _mm256_cvtph_ps(bits);
+  }
+
+  template <int count, int many>
+  static void add(__m256 (&sum)[many], const char* w, const char* x, const Layout& at, int64_t block) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 4 * count; ++i) {
+      const __m256 eight = read(reinterpret_cast<const uint16_t*>(w) + 8 * i);
+#pragma GCC unroll 4
+      for (int m = 0; m < many; ++m) {
+        const auto* row = reinterpret_cast<const float*>(x + m * at.pitch) + block * kBlock32 + 8 * i;
+        sum[m] = _mm256_fmadd_ps(eight, _mm256_loadu_ps(row), sum[m]);
+      }
+    }
+  }
+};
+
+// ---- rows of all of them
 
 // y[m, r] = row r of the weight times activations m.
 template <class Kind, class Block, int rows, int many>

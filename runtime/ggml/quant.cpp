@@ -35,10 +35,14 @@ void read_blocks(const void* x, float* y, int64_t n) {
   read(x, y, n);
 }
 
-template <class Block>
+template <ggml_type type, class Block, int64_t size = kBlock32>
 void read_quants(const void* x, float* y, int64_t n) {
+#ifdef __AVX2__
   const auto* block = static_cast<const Block*>(x);
-  for (const float* end = y + n; y < end; y += kBlock32) (block++)->read(y);
+  for (const float* end = y + n; y < end; y += size) read_block(*block++, y);
+#else
+  read_blocks<type>(x, y, n);
+#endif
 }
 
 // ---- few rows
@@ -67,10 +71,12 @@ class Columns {
       case DType::q8_0: return prepare_dots<Bytes8, BlockQ8>();
       case DType::q4_0: return prepare_dots<Nibbles<BlockQ4>, BlockQ4>();
       case DType::q4_1: return prepare_dots<Nibbles<BlockQ4m>, BlockQ4m>();
+      case DType::f16: run_ = &Columns::run_halves<false>; return true;
+      case DType::bf16: run_ = &Columns::run_halves<true>; return true;
       default: break;
     }
 #endif
-    return is_quantised(job_.type) ? prepare_blocks() : prepare_elements();
+    return is_quantised(job_.type) ? prepare_blocks() : prepare_elements();  // halves
   }
 
   void run(const char* weight, float* y, int64_t columns) const { (this->*run_)(weight, y, columns); }
@@ -94,6 +100,21 @@ class Columns {
   void run_dots(const char* weight, float* y, int64_t columns) const {
     const int64_t blocks = job_.k / kBlock32;
     all_dots<Kind, Block>(weight, job_.b_column, columns, room_, Layout(blocks, Kind::kBytes), blocks, job_.m, y, job_.n);
+  }
+
+  template <bool brain>
+  void run_halves(const char* weight, float* y, int64_t columns) const {
+    using Kind = Halves<brain>;
+    const int64_t blocks = job_.k / kBlock32, whole = blocks * kBlock32, rest = job_.k - whole;
+    Layout layout(0, 0);
+    layout.pitch = job_.a_row;
+    all_dots<Kind, typename Kind::Block>(weight, job_.b_column, columns, static_cast<const char*>(job_.data[1]), layout,
+                                         blocks, job_.m, y, job_.n);
+    float tail[kBlock32];
+    for (int64_t c = 0; rest && c < columns; ++c) {
+      job_.stored->read(weight + c * job_.b_column + job_.stored->bytes_of(whole), tail, rest);
+      for (int64_t r = 0; r < job_.m; ++r) y[r * job_.n + c] += dot(x() + r * job_.k + whole, tail, rest);
+    }
   }
 #endif
 
@@ -175,11 +196,11 @@ void lookup(ggml_tensor*, int ith, int nth, void* userdata) {
 
 const Stored* stored(DType dtype) {
   static constexpr Stored f16{1, 2, read_f16}, bf16{1, 2, read_bf16};
-  static constexpr Stored q8_0{32, 34, read_quants<BlockQ8>}, q4_0{32, 18, read_quants<BlockQ4>},
-      q4_1{32, 20, read_quants<BlockQ4m>}, q5_0{32, 22, read_blocks<GGML_TYPE_Q5_0>},
-      q5_1{32, 24, read_blocks<GGML_TYPE_Q5_1>};
+  static constexpr Stored q8_0{32, 34, read_quants<GGML_TYPE_Q8_0, BlockQ8>}, q4_0{32, 18, read_quants<GGML_TYPE_Q4_0, BlockQ4>},
+      q4_1{32, 20, read_quants<GGML_TYPE_Q4_1, BlockQ4m>}, q5_0{32, 22, read_quants<GGML_TYPE_Q5_0, BlockQ5>},
+      q5_1{32, 24, read_quants<GGML_TYPE_Q5_1, BlockQ5m>};
   static constexpr Stored q4_k{256, 144, read_blocks<GGML_TYPE_Q4_K>}, q5_k{256, 176, read_blocks<GGML_TYPE_Q5_K>},
-      q6_k{256, 210, read_blocks<GGML_TYPE_Q6_K>};
+      q6_k{256, 210, read_quants<GGML_TYPE_Q6_K, BlockQ6k, 256>};
   switch (dtype) {
     case DType::f16: return &f16;
     case DType::bf16: return &bf16;
