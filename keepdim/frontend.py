@@ -88,7 +88,6 @@ def build(
             b.state(node, data) if node in changed else b.constant(node, data)
     for node in nodes:
         b.node(node)
-    b.check_stored()
     return b.finish(outputs, engine)
 
 
@@ -203,18 +202,27 @@ class _Builder:
         dims = self._dims(node.meta["val"])
         q.check(f"weight {node.name!r}")
         if dims != tuple(map(Dim.const, q.dims)):
-            fail("lower", f"weight {node.name!r}", f"is quantised as {list(q.dims)}, but the model has {node.meta['val'].shape}")
+            fail(
+                "lower",
+                f"weight {node.name!r}",
+                f"is quantised as {list(q.dims)}, but the model has {node.meta['val'].shape}",
+            )
         self.weights[node.name] = q.stored()
         self.ids[node] = self._value(self._name(node.name), Shape(q.dtype, dims), "const", node.name)
         self.stored.add(self.ids[node])
 
-    def check_stored(self) -> None:
+    def _check_stored(self, made: Sequence[Node], target: OpOverload) -> None:
         """Quantised weights are read by ops alone that take them."""
-        for n in self.nodes:
+        for n in made:
             for k, i in enumerate(n.ins):
                 if i in self.stored and (n.op, k) not in TAKES_STORED:
                     v = self.values[i - len(self.specs)]
-                    fail("lower", f"weight {v.name!r}", f"is {v.dtype}, which {n.op} does not take", "Leave it as it is")
+                    fail(
+                        "lower",
+                        f"weight {v.name!r}",
+                        f"is {v.dtype}, which {target} does not take",
+                        "Leave it as it is",
+                    )
 
     def state(self, node: FxNode, data: torch.Tensor) -> None:
         """A buffer that the program changes: it lives in the delegate, and nothing of it stands in the file."""
@@ -243,9 +251,10 @@ class _Builder:
         val = node.meta["val"]
         many = isinstance(val, (list, tuple))
         out: Any = [self._out_shape(v) for v in val] if many else self._out_shape(val)
-        args = self._bind(row.target, node)
+        args, before = self._bind(row.target, node), len(self.nodes)
         self.ids[node] = row.lower(self, row.name, args, out)
         args.finish()
+        self._check_stored(self.nodes[before:], row.target)
 
     def _out_shape(self, val: Any) -> Shape:
         if not isinstance(val, torch.Tensor):
@@ -410,7 +419,9 @@ def constants_of(ep: Any) -> dict[FxNode, torch.Tensor]:
     return out
 
 
-def _quantised(ep: Any, weights: Mapping[str, Quantised], constants: Mapping[FxNode, torch.Tensor]) -> dict[FxNode, Quantised]:
+def _quantised(
+    ep: Any, weights: Mapping[str, Quantised], constants: Mapping[FxNode, torch.Tensor]
+) -> dict[FxNode, Quantised]:
     """Weights by any name of their parameter → by its placeholder; a tied parameter has several names."""
     if missing := sorted(set(weights) - set(ep.state_dict)):
         fail("lower", f"quantised weight {missing[0]!r}", "is no parameter of the model")

@@ -35,7 +35,11 @@ class Quantised(NamedTuple):
         for d in self.dims[:-1]:
             rows *= d
         if not self.dims or self.dims[-1] % block:
-            fail("quantise", subject, f"its rows in {list(self.dims)} are no whole blocks of {block}, as {self.dtype} needs")
+            fail(
+                "quantise",
+                subject,
+                f"its rows in {list(self.dims)} are no whole blocks of {block}, as {self.dtype} needs",
+            )
         expected = (rows, self.dims[-1] // block * size)
         if self.raw.dtype != torch.uint8 or tuple(self.raw.shape) != expected:
             have = f"{DTYPES.get(self.raw.dtype, self.raw.dtype)}{list(self.raw.shape)}"
@@ -58,7 +62,9 @@ def quantise(tensor: torch.Tensor, dtype: str) -> Quantised:
     if dtype not in STORED:
         fail("quantise", f"dtype {dtype!r}", f"is not one of {', '.join(STORED)}")
     if not fits(dims, dtype):
-        fail("quantise", f"tensor {list(dims)}", f"its rows are no whole blocks of {BLOCKS[dtype][0]}, as {dtype} needs")
+        fail(
+            "quantise", f"tensor {list(dims)}", f"its rows are no whole blocks of {BLOCKS[dtype][0]}, as {dtype} needs"
+        )
     if dtype in HALVES:
         rows = tensor.detach().to(HALVES[dtype]).contiguous().reshape(-1, dims[-1])
         return Quantised(dtype, dims, rows.view(torch.uint8))

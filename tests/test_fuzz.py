@@ -27,6 +27,8 @@ WIDTH = {
     "i64": "i8",
     "bool": "?",
 }
+BLOCKS = {"q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24)}
+BLOCKS |= {"q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210)}  # elements and bytes
 
 # op: (operands, attributes, result); a shape is "dtype dims", a weight has a "!" before it. What follows an op's name
 # tells its seeds apart.
@@ -137,7 +139,9 @@ OPS |= {
     "lstm_scan": (["f32 t s 32", "!f32 32 8", "!f32 32", "f32 s 8", "f32 s 8"], {}, "f32 2 t s 8"),
     "gru_scan": (["f32 t s 6", "f32 6 2", "!f32 6", "f32 s 2"], {}, "f32 t s 2"),
 }
-SIZES = ["s", "t", "s+t", "2*s", *map(str, (*range(9), 32, -1, 2**20, 2**31, 2**62, -(2**63)))]
+OPS |= {f"linear {q}": (["f32 s 256", f"!{q} 5 256", "!f32 5"], {}, "f32 s 5") for q in (*BLOCKS, "f16", "bf16")}
+OPS |= {f"embedding {q}": ([f"!{q} 4 256", "i64 s"], {}, "f32 s 256") for q in (*BLOCKS, "f16", "bf16")}
+SIZES = ["s", "t", "s+t", "2*s", *map(str, (*range(9), 32, 256, -1, 2**20, 2**31, 2**62, -(2**63)))]
 
 
 def hand_made(name):
@@ -238,7 +242,7 @@ def lowered():
 # ---------------------------------------------------------------- mutating
 NUMBERS = [-1, 0, 1, 2, 3, 7, 63, 2**20, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, -(2**63), 2**70, -(2**31) - 1]
 MODES = "tanh reflect replicate linear sum mean max zeros border nearest bilinear".split()
-WORDS = [*WIDTH, *(name.split()[0] for name in OPS), "inf", "nan", "x", ""]
+WORDS = [*WIDTH, *BLOCKS, *(name.split()[0] for name in OPS), "inf", "nan", "x", ""]
 WORDS += "int python temp const state size item sym floordiv mod max min le ne".split()
 
 
@@ -285,7 +289,7 @@ def bend(program, rng):
     node, spec = rng.choice(program["nodes"]), rng.choice(specs)
     kind = rng.randrange(4)
     if kind == 0:
-        old, new = spec["dtype"], rng.choice(list(WIDTH))
+        old, new = spec["dtype"], rng.choice([*WIDTH, *BLOCKS])
         for s in specs:
             s["dtype"] = new if s["dtype"] == old else s["dtype"]
     elif kind == 1 and node["attrs"]:
@@ -332,6 +336,9 @@ def array(spec, values, rng):
     shape = [values[d] for d in spec["dims"]]
     if np.prod([float(n) for n in shape]) > LARGE or max(shape, default=0) > LARGE:
         raise TooLarge
+    if spec["dtype"] in BLOCKS:
+        block, size = BLOCKS[spec["dtype"]]
+        return rng.integers(0, 256, int(np.prod(shape)) // block * size).astype("u1")
     x = rng.integers(0, 4, shape)
     if spec["dtype"] in ("i32", "i64") and x.ndim == 1 and x.size:
         x = np.sort(x) - x.min()  # as offsets of bags have to be

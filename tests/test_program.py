@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepdim import KeepdimError, _native
-from keepdim.contract import Constraint, Contract, Source, Spec, Symbol
+from keepdim.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
 from keepdim.dims import Dim, dmax
 from keepdim.program import NONE, Node, Pass, Program, Region, Value, schema, verify
 
@@ -75,7 +75,17 @@ def with_regions():
     return verify(Program(contract, values, nodes, (7,)))
 
 
-PROGRAMS = {"good": good, "with_regions": with_regions}
+def quantised():
+    """A weight of each dtype of blocks, and one linear."""
+    symbols = (Symbol("s", 1, 256, Source("size", 0, 0, ONE, ZERO)),)
+    k = Dim.const(256)
+    contract = Contract(symbols, (Spec("x", "f32", (S, k)),), (), (Spec("y", "f32", (S, EIGHT)),))
+    weights = [Value(f"w_{q}", q, (EIGHT, k), "const", f"key/{q}") for q in BLOCKS]
+    nodes = (Node("linear", (0, 1, NONE), (1 + len(weights),)),)
+    return verify(Program(contract, (*weights, Value("y", "f32", (S, EIGHT), "temp")), nodes, (1 + len(weights),)))
+
+
+PROGRAMS = {"good": good, "with_regions": with_regions, "quantised": quantised}
 
 
 def same(a, b):
@@ -333,6 +343,14 @@ INVALID = [
     ("value named like an input", put("values", 0, "name", "x"), "'x'"),
     ("inputs of one name", put(*IN, 2, "name", "x"), "'x'"),
     ("value of dtype int", put("values", 0, "dtype", "int"), "'w'"),
+    ("blocks that are not whole", put("values", 0, "dtype", "q8_0"), "no whole blocks of 32, as q8_0 needs"),
+    (
+        "blocks without dims",
+        both(put("values", 0, "dtype", "q4_k"), put("values", 0, "dims", [])),
+        "no whole blocks of 256",
+    ),
+    ("temp of blocks", put("values", 1, "dtype", "q8_0"), "dtype q8_0 stands only for a const"),
+    ("input of blocks", put(*IN, 0, "dtype", "q8_0"), "dtype q8_0 stands only for a const"),
     ("kind unknown", put("values", 0, "kind", "input"), "'input'"),
     ("const without a key", put("values", 0, "key", ""), "a const needs a key"),
     (

@@ -31,7 +31,7 @@ size_t bytes_of(const Contract& contract, DType dtype, const std::vector<DimId>&
   }
   if (bytes > kMaxBytes) too_large();
   (void)contract;
-  return bytes;
+  return bytes / dtype_block(dtype);
 }
 
 void fill(std::vector<char>& data, DType dtype, Random& random) {

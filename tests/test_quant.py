@@ -1,0 +1,229 @@
+"""Quantised weights: the same bits as ggml's, and the numbers of the layers that read them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim, export
+
+import keepdim
+from keepdim import KeepdimError, _native, pte, reference
+from keepdim.contract import BLOCKS, DTYPES, Contract, Source, Spec, Symbol
+from keepdim.dims import Dim as Size
+from keepdim.program import Node, Program, Value
+from keepdim.quant import HALVES, STORED, Quantised, dequantise, quantise
+from keepdim.whole import lower_whole
+
+VOCABULARY, WIDTH, OUT = 70, 512, 77
+FEW = 12  # rows that are multiplied by blocks as they lie
+ROWS = (1, 2, 7, 8, 9, 12, 13, 33, 100, 1)
+
+
+def slack(dtype: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """How far x @ w.T may be off, for each element. Few rows of x become whole numbers of 8 bits: each is off by up to
+    half a step of the largest in its block, and ggml's scales are halves. Many rows and halves are products of f32."""
+    every = F.linear(x.abs(), w.abs())
+    if dtype in HALVES or len(x) > FEW:
+        return 2e-6 * every
+    block = BLOCKS[dtype][0]
+    step = x.abs().reshape(len(x), -1, block).amax(-1, keepdim=True) / 254
+    return F.linear(step.expand(-1, -1, block).reshape(x.shape), w.abs()) + 6e-4 * every
+
+
+class Model(nn.Module):
+    """A tied embedding, and a layer with bias and activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, OUT)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x = self.embed(ids)
+        return x, F.gelu(self.layer(x)), self.head(x)
+
+
+def lower(model: nn.Module, weights: dict[str, Quantised], path: Path) -> keepdim.Module:
+    """A file for 1..200 ids."""
+    ep = export(model, (torch.arange(5),), dynamic_shapes=({0: Dim("n", min=1, max=200)},), strict=False)
+    ids = next(n for n in ep.graph.nodes if n.op == "placeholder" and n.name == "ids")
+    lower_whole(ep, {str(ids.meta["val"].shape[0].node.expr): "n"}, path, "ggml", weights)
+    return keepdim.load(path)
+
+
+def model_and_weights(dtype: str, name: str = "embed.weight") -> tuple[Model, dict[str, Quantised]]:
+    """The model with the numbers that its quantised weights have, and those."""
+    torch.manual_seed(0)
+    model = Model().eval().requires_grad_(False)
+    weights = {name: quantise(model.embed.weight, dtype), "layer.weight": quantise(model.layer.weight, dtype)}
+    model.embed.weight.copy_(dequantise(weights[name]))
+    model.layer.weight.copy_(dequantise(weights["layer.weight"]))
+    return model, weights
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_quantise_is_ggmls(dtype: str) -> None:
+    """What we make, the reference of the gguf package reads to the same bits."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, WIDTH)
+    q = quantise(x, dtype)
+    block, size = BLOCKS.get(dtype, (1, 2))
+    assert q.raw.shape == (15, WIDTH // block * size) and q.raw.dtype == torch.uint8
+    back = dequantise(q)
+    assert back.shape == x.shape and (back - x).abs().max() < x.abs().max() / 6
+    if importlib.util.find_spec("gguf") is None:
+        pytest.skip("the gguf package is not installed")
+    import gguf
+
+    theirs = gguf.quants.dequantize(q.raw.numpy(), getattr(gguf.GGMLQuantizationType, dtype.upper()))
+    assert torch.equal(torch.from_numpy(theirs).reshape(x.shape), back)
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_layers(dtype: str, tmp_path: Path) -> None:
+    """Embedding and linear of every type in one file, at few rows and many, and back; the reference means the same."""
+    model, weights = model_and_weights(dtype)
+    loaded = lower(model, weights, tmp_path / "m.pte")
+    (delegate,) = pte.delegates(tmp_path / "m.pte")
+    assert delegate.program is not None
+    assert [n.op for n in delegate.program.nodes].count("linear") == 2
+    assert {v.dtype for v in delegate.program.values if v.kind == "const"} == {dtype, "f32"}
+    for rows in ROWS:
+        ids = torch.randint(0, VOCABULARY, (rows,))
+        got, want = loaded(ids), model(ids)
+        torch.testing.assert_close(got[0], want[0])
+        assert ((got[1] - want[1]).abs() <= 1.2 * slack(dtype, want[0], model.layer.weight)).all()  # gelu's slope
+        assert ((got[2] - want[2]).abs() <= slack(dtype, want[0], model.head.weight)).all()
+    with pytest.raises(KeepdimError, match=r"index 70 is out of range 0..69"):
+        loaded(torch.tensor([3, VOCABULARY]))
+    torch.testing.assert_close(loaded(ids)[0], want[0])
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 7])
+def test_rows_of_any_length(dtype: str, blocks: int) -> None:
+    """The ends of rows and of the weight: any number of blocks, any number of columns; nothing outside is read."""
+    torch.manual_seed(blocks)
+    block = BLOCKS.get(dtype, (9, 0))[0]
+    k, n = blocks * block, 3 * blocks + 2
+    q, x, b = quantise(torch.randn(n, k), dtype), torch.randn(19, k), torch.randn(n)
+    s, size = Size.symbol("s", 1, 64), Size.const
+    contract = Contract(
+        (Symbol("s", 1, 64, Source("size", 0, 0, size(1), size(0))),),
+        (Spec("x", "f32", (s, size(k))),), (), (Spec("y", "f32", (s, size(n))),),
+    )  # fmt: skip
+    values = (
+        Value("w", dtype, (size(n), size(k)), "const", "w"),
+        Value("b", "f32", (size(n),), "const", "b"),
+        Value("y", "f32", (s, size(n)), "temp"),
+    )
+    program = Program(contract, values, (Node("linear", (0, 1, 2), (3,), {"activation": "relu"}),), (3,))
+    raw = {"w": q.raw.numpy().tobytes(), "b": b.numpy().tobytes()}
+    run = _native.Delegate("ggml", program.to_json(), raw).run
+    for rows in (1, 2, 3, 4, 5, 11, 19):
+        got = torch.from_numpy(numpy.asarray(run([x[:rows].numpy()])[0]))
+        (want,) = reference.run(program, {"w": q.stored(), "b": b}, [x[:rows]])
+        assert ((got - want).abs() <= slack(dtype, x[:rows], dequantise(q)) + 1e-6).all()  # and the sum with the bias
+
+
+def test_not_finite() -> None:
+    """A NaN or an infinity among the activations does not become a number."""
+    _, weights = model_and_weights("q8_0")
+    for dtype in ("q8_0", "q4_0", "q4_1"):
+        q = quantise(dequantise(weights["layer.weight"]), dtype)
+        s, size = Size.symbol("s", 1, 64), Size.const
+        contract = Contract(
+            (Symbol("s", 1, 64, Source("size", 0, 0, size(1), size(0))),),
+            (Spec("x", "f32", (s, size(WIDTH))),), (), (Spec("y", "f32", (s, size(OUT))),),
+        )  # fmt: skip
+        values = (Value("w", dtype, (size(OUT), size(WIDTH)), "const", "w"), Value("y", "f32", (s, size(OUT)), "temp"))
+        program = Program(contract, values, (Node("linear", (0, 1), (2,)),), (2,))
+        run = _native.Delegate("ggml", program.to_json(), {"w": q.raw.numpy().tobytes()}).run
+        x = numpy.ones((3, WIDTH), "f4")
+        x[1, 40], x[2, 500] = numpy.nan, numpy.inf
+        y = numpy.asarray(run([x])[0])
+        assert numpy.isfinite(y[0]).all() and not numpy.isfinite(y[1:]).any()
+
+
+def test_a_tied_weight_stands_once_under_any_name(tmp_path: Path) -> None:
+    """Given as the head's, it is the embedding's too, and its tensor is not read."""
+    model, weights = model_and_weights("q8_0", "head.weight")
+    want = model(torch.arange(4))
+    model.embed.weight.fill_(torch.nan)
+    loaded = lower(model, weights, tmp_path / "m.pte")
+    torch.testing.assert_close(loaded(torch.arange(4))[0], want[0])
+    assert loaded.counters()[0]["weight_bytes"] == (VOCABULARY + OUT) * WIDTH // 32 * 34 + OUT * 4
+    assert loaded.counters()[0]["packed_bytes"] == 0
+
+
+def test_halves_stay_halves() -> None:
+    """A model in half precision has its weights in memory once, as they are."""
+    model = nn.Linear(40, 30).eval().requires_grad_(False)
+    for dtype in HALVES.values():
+        half = nn.Linear(40, 30, dtype=dtype).requires_grad_(False)
+        half.load_state_dict(model.state_dict())
+        x = torch.randn(100, 40, dtype=dtype)
+        loaded = keepdim.lower(half, (x[:5],), dynamic_shapes=({0: Dim("n", min=1, max=100)},))
+        for rows in (1, 12, 13, 100, 1):
+            torch.testing.assert_close(loaded(x[:rows]), half(x[:rows]))
+        assert loaded.counters()[0]["packed_bytes"] == 0, DTYPES[dtype]
+
+
+# ---------------------------------------------------------------- refused
+def test_bad_weights(tmp_path: Path) -> None:
+    """Dims, bytes and names that do not fit are sentences."""
+    with pytest.raises(KeepdimError, match=r"tensor \[3, 40\]: its rows are no whole blocks of 32, as q8_0 needs"):
+        quantise(torch.zeros(3, 40), "q8_0")
+    with pytest.raises(KeepdimError, match=r"its rows are no whole blocks of 256, as q6_k needs"):
+        quantise(torch.zeros(3, 32), "q6_k")
+    with pytest.raises(KeepdimError, match=r"dtype 'q3': is not one of q8_0"):
+        quantise(torch.zeros(3, 32), "q3")
+    model, weights = model_and_weights("q4_0")
+    q = weights["layer.weight"]
+    path = tmp_path / "m.pte"
+    with pytest.raises(KeepdimError, match=r"its bytes are u8\[76, 288\], expected u8\[77, 288\]"):
+        lower(model, {"layer.weight": q._replace(raw=q.raw[1:])}, path)
+    with pytest.raises(KeepdimError, match=r"its bytes are u8\[77, 287\], expected u8\[77, 288\]"):
+        dequantise(q._replace(raw=q.raw[:, 1:]))
+    with pytest.raises(KeepdimError, match=r"is quantised as \[70, 512\], but the model has"):
+        lower(model, {"layer.weight": weights["embed.weight"]}, path)
+    with pytest.raises(KeepdimError, match=r"quantised weight 'lager.weight': is no parameter of the model"):
+        lower(model, {"lager.weight": q}, path)
+    for f in (_native.quantise, _native.dequantise):
+        with pytest.raises((TypeError, _native.Error)):
+            f(numpy.zeros(32, "f4"), "q8_0")
+    with pytest.raises(_native.Error, match="is none of quantised weights"):
+        _native.quantise(numpy.zeros((1, 32), "f4"), "f32")
+    with pytest.raises(_native.Error, match="are no whole blocks of 34"):
+        _native.dequantise(numpy.zeros((1, 33), "u1"), "q8_0")
+
+
+def test_only_some_ops_take_them(tmp_path: Path) -> None:
+    """Another reader of the weight is named when the model is lowered."""
+
+    class Reads(Model):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.embed(ids) * self.layer.weight.sum()
+
+    model = Reads().eval().requires_grad_(False)
+    with pytest.raises(KeepdimError, match=r"weight 'p_layer_weight': is q8_0, which aten.sum.default does not take"):
+        lower(model, {"layer.weight": quantise(model.layer.weight, "q8_0")}, tmp_path / "m.pte")
+
+
+def test_short_data_in_a_file(tmp_path: Path) -> None:
+    """A weight of another size than its dims say is refused when the program is loaded."""
+    model, weights = model_and_weights("q4_1")
+    lower(model, weights, tmp_path / "m.pte")
+    (delegate,) = pte.delegates(tmp_path / "m.pte")
+    assert delegate.program is not None
+    program = delegate.program
+    data = {v.key: bytes(10) for v in program.values if v.kind == "const"}
+    with pytest.raises(_native.Error, match=r"bytes expected for q4_1 \[7[07], 512\], found 10"):
+        _native.Delegate("ggml", program.to_json(), data)
