@@ -76,7 +76,8 @@ def build(
 ) -> Lowered:
     """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`.
 
-    A constant that is `quantised` stands so in the Program, and its own data is not read. For an engine it goes through the passes; without one it is what there is to compute, as it was written.
+    A constant that is `quantised` stands so in the Program, and its own data is not read. For an engine it goes through
+    the passes; without one it is what there is to compute, as it was written.
     """
     b = _Builder(inputs, symbols)
     nodes = list(nodes)
