@@ -50,18 +50,15 @@ inline float sum_of(__m256 x) {
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-// The largest magnitude of 32 elements; NaN where one is not finite.
+// The largest magnitude of 32 elements. Without the sign, floats are in the order of their bits, and a NaN is the largest.
 inline float largest(const float* x) {
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  __m256 most = _mm256_setzero_ps(), zero = _mm256_setzero_ps();
-  for (int i = 0; i < 32; i += 8) {
-    const __m256 v = _mm256_loadu_ps(x + i);
-    most = _mm256_max_ps(most, _mm256_andnot_ps(sign, v));
-    zero = _mm256_add_ps(zero, _mm256_sub_ps(v, v));
-  }
-  __m128 m = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
-  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-  return std::max(_mm_cvtss_f32(m), _mm_cvtss_f32(_mm_movehdup_ps(m))) + sum_of(zero);
+  const __m256i magnitude = _mm256_set1_epi32(INT32_MAX);
+  const auto eight = [&](int i) { return _mm256_and_si256(load256(x + 8 * i), magnitude); };
+  const __m256i most = _mm256_max_epi32(_mm256_max_epi32(eight(0), eight(1)), _mm256_max_epi32(eight(2), eight(3)));
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(m));
 }
 
 // 16 elements as whole numbers of `scale`.
@@ -97,7 +94,7 @@ struct Nibbles {
     auto* sums = reinterpret_cast<float*>(row + at.sums);
     std::memset(row + (blocks - 1) / 2 * 2 * kBytes, 0, static_cast<size_t>(at.pitch - (blocks - 1) / 2 * 2 * kBytes));
     for (int64_t i = 0; i < blocks; ++i, x += 32) {
-      const float most = largest(x), scale = most / 127;
+      const float most = largest(x), scale = most * (1.0f / 127);
       const __m256 inverse = _mm256_set1_ps(most > 0 ? 127 / most : 0);
       const __m256i first = rounded(x, inverse), second = rounded(x + 16, inverse);
       char* pair = row + i / 2 * 2 * kBytes + i % 2 * 16;
@@ -107,8 +104,9 @@ struct Nibbles {
       const __m256i words = _mm256_madd_epi16(_mm256_add_epi16(first, second), _mm256_set1_epi16(1));  // pairs of both halves
       const __m128i lanes = _mm_hadd_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));  // as dot_bytes
       if (!least) _mm_storeu_si128(reinterpret_cast<__m128i*>(pair + 64), _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), lanes), 3));
-      const __m128i two = _mm_hadd_epi32(lanes, lanes);
       scales[i] = scale;
+      if (!least) continue;
+      const __m128i two = _mm_hadd_epi32(lanes, lanes);
       sums[i] = scale * static_cast<float>(_mm_extract_epi32(two, 0) + _mm_extract_epi32(two, 1));
     }
   }
@@ -176,7 +174,7 @@ struct Bytes8 {
       const __m256 inverse = _mm256_set1_ps(most > 0 ? 32767 / most : 0);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), rounded(x, inverse));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + 32), rounded(x + 16, inverse));
-      scales[i] = most / 32767;
+      scales[i] = most * (1.0f / 32767);
     }
   }
 
