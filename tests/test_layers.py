@@ -29,7 +29,7 @@ SEES = {
     "propagate": {"errors", "dims", "contract", "reading"},
     "loops": {"errors", "reading", "frontend"},
     "kernels": {"_native", "errors", "frontend"},
-    "partition": {"errors", "dims", "contract", "reading", "ops", "frontend", "propagate", "rewrite"},
+    "partition": {"errors", "dims", "contract", "reading", "ops", "frontend", "propagate", "rewrite", "tracing"},
     "trials": {"errors", "dims", "contract", "propagate"},
     "rewrite": {"errors", "dims", "reading", "tracing"},
     "tracing": set(),
