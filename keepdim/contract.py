@@ -84,6 +84,7 @@ class Symbol(msgspec.Struct, frozen=True):
 
     @property
     def dim(self) -> Dim:
+        """It as an expression."""
         return Dim.symbol(self.name, self.lo, self.hi)
 
 
@@ -132,6 +133,7 @@ class Contract(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @staticmethod
     def from_json(data: bytes | str) -> Contract:
+        """Read what `to_json` writes."""
         return Contract.from_wire(decode(data)["contract"])[0]
 
     def table(self) -> Table:

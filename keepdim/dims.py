@@ -37,6 +37,7 @@ class Sym:
 
     @property
     def bounds(self) -> Bounds:
+        """Its range."""
         return self.lo, self.hi
 
     def __str__(self) -> str:
@@ -52,6 +53,7 @@ class Op:
 
     @property
     def bounds(self) -> Bounds:
+        """What it can be, by what its operands can be."""
         return BOUNDS[self.kind](*(a.bounds for a in self.args))
 
     def __str__(self) -> str:
@@ -93,10 +95,12 @@ class Dim:
     # -- making
     @staticmethod
     def const(value: int) -> Dim:
+        """A number."""
         return Dim({(): value})
 
     @staticmethod
     def symbol(name: str, lo: int | None, hi: int | None) -> Dim:
+        """A named integer from lo to hi, both inside; None is no bound."""
         if not name.isidentifier():
             fail("dims", f"symbol {name!r}", "is not an identifier")
         if lo is not None and hi is not None and lo > hi:
@@ -105,6 +109,7 @@ class Dim:
 
     @staticmethod
     def of(value: Dim | int) -> Dim:
+        """A number as a Dim; a Dim as it is."""
         return value if isinstance(value, Dim) else Dim.const(value)
 
     # -- reading

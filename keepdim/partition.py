@@ -82,6 +82,7 @@ def encode_symbols(symbols: dict[str, Dim]) -> bytes:
 
 
 def decode_symbols(data: bytes) -> dict[str, Dim]:
+    """What `encode_symbols` wrote."""
     entries = msgspec.json.decode(data, type=list[_SymbolEntry])
     return {e.torch_name: Dim.symbol(e.name, e.lo, e.hi) for e in entries}
 
