@@ -212,7 +212,7 @@ def _refuse_steps(uses: list[tuple[FxNode, Any]], refused: dict[Any, str]) -> No
     for n, target in uses:
         batch_first = n.args[-1]
         if target in LAYERS and target in refused:
-            steps = n.args[0].meta["val"].shape[1 if batch_first else 0]  # type: ignore[union-attr]
+            steps = n.args[0].meta["val"].shape[1 if batch_first else 0]
             if not isinstance(steps, int):
                 fact = f"its steps cannot be written out, since their number is no constant, and {refused[target]}"
                 fail("lower", f"{target} '{n.name}'", fact, "Fix its length, or change the layer")

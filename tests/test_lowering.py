@@ -274,6 +274,21 @@ def test_the_report_says_what_and_why() -> None:
     assert "with ExecuTorch: aten_native_dropout_default: no row for aten.native_dropout.default" in str(report)
 
 
+def test_a_result_that_no_row_makes_stays() -> None:
+    """The mean and deviation that a norm gives beside its result: only where somebody reads them."""
+
+    def f(m: Any, x: torch.Tensor) -> Any:
+        return torch.native_layer_norm(x * 2, [4], None, None, 1e-5)
+
+    model, module = lower(f, (torch.randn(3, 4),), ({0: S()},))
+    assert list(module.report.remaining.values()) == ["its result 1 is read, and is not made here"]
+    for n in (1, 16, 5, 1):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(module(x), model(x))
+    _, module = lower(lambda m, x: f(m, x)[0], (torch.randn(3, 4),), ({0: S()},))
+    assert module.report.remaining == {}
+
+
 def test_a_narrowed_range_is_reported() -> None:
     """torch.export may allow less than was declared for an integer: a note says so."""
     model = Fn(lambda m, x, n: x[:n] + 1)
