@@ -83,6 +83,8 @@ def _distinct(leaves: list[Any], model: torch.nn.Module) -> list[Any]:
 
 # ---------------------------------------------------------------- ways to export
 class Mode(NamedTuple):
+    """A way to export."""
+
     name: str
     oblivious: bool
     deferred: bool

@@ -3,19 +3,21 @@
 A Contract is a list of symbols with ranges and sources, the inputs and outputs with Dim shapes, and the
 constraints that must hold between them. Sizes that data decides are symbols too: they are read from the outputs.
 `reading.py` reads a contract from an ExportedProgram. Solving a symbol from the sizes of inputs is `solve`; the check
-of a call is C++.
+of a call is C++. In a file Dims are rows of one `Table`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import msgspec
 import torch
 
-from .dims import CMPS, Dim, Table, never_zero, range_text
+from .bounds import checked
+from .dims import CMPS, MAKE, Atom, Dim, Op, never_zero, range_text
 from .errors import KeepdimError, fail
 
 VERSION = 1
@@ -95,6 +97,7 @@ class Symbol(msgspec.Struct, frozen=True):
 
     @property
     def dim(self) -> Dim:
+        """It as an expression."""
         return Dim.symbol(self.name, self.lo, self.hi)
 
 
@@ -143,6 +146,7 @@ class Contract(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @staticmethod
     def from_json(data: bytes | str) -> Contract:
+        """Read what `to_json` writes."""
         return Contract.from_wire(decode(data)["contract"])[0]
 
     def table(self) -> Table:
@@ -211,6 +215,78 @@ def convert(raw: Any, kind: type, dims: Sequence[Dim]) -> Any:
         return msgspec.convert(raw, kind, dec_hook=dim)
     except msgspec.ValidationError as e:
         fail("verify", kind.__name__.lower(), str(e), cause=e)
+
+
+# ---------------------------------------------------------------- the table of Dims
+class Table:
+    """Dims as rows in topological order, each row once: how they stand in a file and in C++."""
+
+    def __init__(self, symbols: Iterable[str] = ()):
+        self.rows: list[list[Any]] = []
+        self._ids: dict[Any, int] = {}
+        self._symbols = {name: i for i, name in enumerate(symbols)}
+
+    def _row(self, kind: str, arg: Any) -> int:
+        key = (kind, tuple(arg) if isinstance(arg, list) else arg)
+        if key not in self._ids:
+            self._ids[key] = len(self.rows)
+            self.rows.append([kind, arg])
+        return self._ids[key]
+
+    def _atom(self, a: Atom) -> int:
+        if isinstance(a, Op):
+            return self._row(a.kind, [self.id(d) for d in a.args])
+        if a.name not in self._symbols:
+            fail("dims", f"symbol {a.name!r}", f"is not bound (known: {', '.join(self._symbols) or 'none'})")
+        return self._row("sym", self._symbols[a.name])
+
+    def id(self, dim: Dim) -> int:
+        """The row of this Dim; added with its operands where new."""
+        terms = []
+        for factors, c in dim.terms:
+            parts = [self._row("const", c)] if c != 1 or not factors else []
+            parts += [self._atom(a) for a in factors]
+            terms.append(parts[0] if len(parts) == 1 else self._row("mul", parts))
+        if not terms:
+            return self._row("const", 0)
+        return terms[0] if len(terms) == 1 else self._row("add", terms)
+
+    @staticmethod
+    def read(rows: Any, symbols: Sequence[Dim]) -> list[Dim]:
+        """Rows back to Dims; every rule of the table is checked."""
+        dims: list[Dim] = []
+        if not isinstance(rows, list):
+            fail("verify", "dims", f"are not a list ({type(rows).__name__})")
+        for i, row in enumerate(rows):
+            try:
+                dims.append(_read_row(i, row, dims, symbols))
+            except KeepdimError as e:  # of the arithmetic: here it is the file that is wrong
+                if e.stage == "verify":
+                    raise
+                fail("verify", f"dim {i}", str(e).partition("] ")[2], cause=e)
+        return dims
+
+
+def _read_row(i: int, row: Any, dims: Sequence[Dim], symbols: Sequence[Dim]) -> Dim:
+    match row:
+        case ["const", int(v)] if not isinstance(v, bool):
+            return Dim.const(checked(v, f"dim {i}"))
+        case ["sym", int(v)] if not isinstance(v, bool):
+            if not 0 <= v < len(symbols):
+                fail("verify", f"dim {i}", f"names symbol {v} of {len(symbols)}")
+            return symbols[v]
+        case [("add" | "mul" | "max" | "min" | "floordiv" | "mod") as kind, list(args)]:
+            two = kind in ("floordiv", "mod")
+            if len(args) < 2 or (two and len(args) != 2):
+                fail("verify", f"dim {i}", f"{kind} takes {'2' if two else '2 or more'} operands, has {len(args)}")
+            for a in args:
+                if not isinstance(a, int) or isinstance(a, bool) or not 0 <= a < i:
+                    fail("verify", f"dim {i}", f"operand {a} is not an earlier dim")
+            ins = [dims[a] for a in args]
+            if kind in MAKE:
+                return MAKE[kind](*ins)
+            return reduce((lambda a, b: a + b) if kind == "add" else (lambda a, b: a * b), ins)
+    fail("verify", f"dim {i}", f"is not a dim ({row!r:.80})")
 
 
 # ---------------------------------------------------------------- solving symbols from places

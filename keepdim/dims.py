@@ -2,29 +2,19 @@
 
 A `Dim` is a sum of terms; a term is a coefficient times a product of atoms; an atom is a symbol or one of
 floordiv, mod, max, min over Dims. Sums and products are expanded and sorted, so equal polynomials are equal
-objects. Arithmetic is checked int64, as in `runtime/dims.cpp`, which evaluates the same table.
+objects. Arithmetic is checked int64, as in `runtime/dims.cpp`, which evaluates the same ones.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+from . import bounds
+from .bounds import Bounds, checked
 from .errors import KeepdimError, fail
-
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-Bounds = tuple[int | None, int | None]  # inclusive; None is infinite
-ZERO: Bounds = (0, 0)
-
-
-def checked(value: int, what: str = "value") -> int:
-    """The value itself if it fits int64, an error otherwise."""
-    if not INT64_MIN <= value <= INT64_MAX:
-        fail("dims", what, f"overflows int64 ({value})")
-    return value
 
 
 @dataclass(frozen=True)
@@ -37,6 +27,7 @@ class Sym:
 
     @property
     def bounds(self) -> Bounds:
+        """Its range."""
         return self.lo, self.hi
 
     def __str__(self) -> str:
@@ -52,6 +43,7 @@ class Op:
 
     @property
     def bounds(self) -> Bounds:
+        """What it can be, by what its operands can be."""
         return BOUNDS[self.kind](*(a.bounds for a in self.args))
 
     def __str__(self) -> str:
@@ -88,15 +80,17 @@ class Dim:
         kept.sort(key=lambda t: (-len(t[0]), [str(a) for a in t[0]]))
         self.terms = tuple(kept)
         self._hash = hash(self.terms if self.value is None else self.value)  # equal to its number
-        self.bounds = reduce(_add_bounds, (_term_bounds(f, c) for f, c in kept), ZERO)
+        self.bounds = reduce(bounds.add, (_term_bounds(f, c) for f, c in kept), bounds.ZERO)
 
     # -- making
     @staticmethod
     def const(value: int) -> Dim:
+        """A number."""
         return Dim({(): value})
 
     @staticmethod
     def symbol(name: str, lo: int | None, hi: int | None) -> Dim:
+        """A named integer from lo to hi, both inside; None is no bound."""
         if not name.isidentifier():
             fail("dims", f"symbol {name!r}", "is not an identifier")
         if lo is not None and hi is not None and lo > hi:
@@ -105,6 +99,7 @@ class Dim:
 
     @staticmethod
     def of(value: Dim | int) -> Dim:
+        """A number as a Dim; a Dim as it is."""
         return value if isinstance(value, Dim) else Dim.const(value)
 
     # -- reading
@@ -244,6 +239,11 @@ class Dim:
         return f"Dim({str(self)!r})"
 
 
+def _term_bounds(factors: Factors, c: int) -> Bounds:
+    start: Bounds = (c, c)
+    return reduce(bounds.mul, (a.bounds for a in factors), start)
+
+
 def _call(d: Dim) -> bool:
     if len(d.terms) != 1 or d.terms[0][1] != 1 or len(d.terms[0][0]) != 1:
         return False
@@ -253,63 +253,6 @@ def _call(d: Dim) -> bool:
 
 def _factor(atom: Atom) -> str:
     return f"({atom})" if isinstance(atom, Op) and atom.kind in ("floordiv", "mod") else str(atom)
-
-
-# ---------------------------------------------------------------- bounds: interval arithmetic, None is infinite
-def _add_bounds(a: Bounds, b: Bounds) -> Bounds:
-    lo = None if a[0] is None or b[0] is None else checked(a[0] + b[0], "a bound")
-    hi = None if a[1] is None or b[1] is None else checked(a[1] + b[1], "a bound")
-    return lo, hi
-
-
-_INF = float("inf")
-
-
-def _ends(b: Bounds) -> tuple[float | int, float | int]:
-    return (-_INF if b[0] is None else b[0]), (_INF if b[1] is None else b[1])
-
-
-def _closed(values: Iterable[float | int]) -> Bounds:
-    values = list(values)
-    lo, hi = min(values), max(values)
-    return (None if lo == -_INF else checked(int(lo), "a bound")), (None if hi == _INF else checked(int(hi), "a bound"))
-
-
-def _mul_bounds(a: Bounds, b: Bounds) -> Bounds:
-    return _closed(0 if x == 0 or y == 0 else x * y for x in _ends(a) for y in _ends(b))
-
-
-def _term_bounds(factors: Factors, c: int) -> Bounds:
-    start: Bounds = (c, c)
-    return reduce(_mul_bounds, (a.bounds for a in factors), start)
-
-
-def _floordiv_bounds(a: Bounds, b: Bounds) -> Bounds:
-    def div(x: float | int, y: float | int) -> float | int:
-        if abs(y) == _INF:  # towards 0, or -1 from below
-            return 0 if x == 0 or (x > 0) == (y > 0) else -1
-        return (x if y > 0 else -x) if abs(x) == _INF else x // y
-
-    return _closed(div(x, y) for x in _ends(a) for y in _ends(b))
-
-
-def _mod_bounds(a: Bounds, b: Bounds) -> Bounds:
-    (alo, ahi), (blo, bhi) = _ends(a), _ends(b)
-    if blo > 0:
-        if 0 <= alo and ahi < blo:
-            return a
-        return 0, None if bhi == _INF else int(bhi) - 1
-    return (None if blo == -_INF else int(blo) + 1), 0
-
-
-def _max_bounds(*bs: Bounds) -> Bounds:
-    lo, hi = max(_ends(b)[0] for b in bs), max(_ends(b)[1] for b in bs)
-    return (None if lo == -_INF else int(lo)), (None if hi == _INF else int(hi))
-
-
-def _min_bounds(*bs: Bounds) -> Bounds:
-    lo, hi = min(_ends(b)[0] for b in bs), min(_ends(b)[1] for b in bs)
-    return (None if lo == -_INF else int(lo)), (None if hi == _INF else int(hi))
 
 
 # ---------------------------------------------------------------- the four operations
@@ -340,7 +283,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
         return Dim.const(1)
     elif (quotient := _exact(a, b)) is not None:
         return quotient
-    lo, hi = _floordiv_bounds(a.bounds, b.bounds)
+    lo, hi = bounds.floordiv(a.bounds, b.bounds)
     if lo is not None and lo == hi:
         return Dim.const(lo)
     return Dim({(Op("floordiv", (a, b)),): 1})
@@ -428,7 +371,7 @@ def _eval_div(kind: str) -> Callable[[list[int]], int]:
 
 
 BOUNDS: dict[str, Callable[..., Bounds]] = {
-    "floordiv": _floordiv_bounds, "mod": _mod_bounds, "max": _max_bounds, "min": _min_bounds,
+    "floordiv": bounds.floordiv, "mod": bounds.mod, "max": bounds.maximum, "min": bounds.minimum,
 }  # fmt: skip
 MAKE: dict[str, Callable[..., Dim]] = {"floordiv": floordiv, "mod": mod, "max": dmax, "min": dmin}
 EVAL: dict[str, Callable[[list[int]], int]] = {
@@ -501,114 +444,3 @@ def proven(lhs: Dim | int, cmp: str, rhs: Dim | int) -> bool:
 def range_text(lo: int | None, hi: int | None) -> str:
     """`1..256`, `1..` without an upper end, `..5` without a lower one."""
     return f"{'' if lo is None else lo}..{'' if hi is None else hi}"
-
-
-# ---------------------------------------------------------------- text and table
-def parse(text: str, symbols: Mapping[str, Dim]) -> Dim:
-    """Read the text form back.
-
-    >>> s = Dim.symbol("s", 1, 8)
-    >>> parse("max(2*s - 1, 4) + s % 3", {"s": s})
-    Dim('max(2*s - 1, 4) + s % 3')
-    """
-
-    def walk(n: ast.AST) -> Dim:
-        match n:
-            case ast.Constant(value=int(v)):
-                return Dim.const(v)
-            case ast.Name(id=name) if name in symbols:
-                return symbols[name]
-            case ast.UnaryOp(op=ast.USub(), operand=x):
-                return -walk(x)
-            case ast.BinOp(left=a, op=op, right=b):
-                if (f := _BINARY.get(type(op))) is not None:
-                    return f(walk(a), walk(b))
-            case ast.Call(func=ast.Name(id=("max" | "min") as kind), args=args):
-                return _extreme(kind, [walk(a) for a in args])
-        fail("dims", f"expression {text!r}", f"cannot be read at {ast.unparse(n)!r}")
-
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as e:
-        fail("dims", f"expression {text!r}", "is not an expression", cause=e)
-    return walk(tree)
-
-
-_BINARY: dict[type, Callable[[Dim, Dim], Dim]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: floordiv,
-    ast.Mod: mod,
-}
-
-
-class Table:
-    """Dims as rows in topological order, each row once: how they stand in a file and in C++."""
-
-    def __init__(self, symbols: Iterable[str] = ()):
-        self.rows: list[list[Any]] = []
-        self._ids: dict[Any, int] = {}
-        self._symbols = {name: i for i, name in enumerate(symbols)}
-
-    def _row(self, kind: str, arg: Any) -> int:
-        key = (kind, tuple(arg) if isinstance(arg, list) else arg)
-        if key not in self._ids:
-            self._ids[key] = len(self.rows)
-            self.rows.append([kind, arg])
-        return self._ids[key]
-
-    def _atom(self, a: Atom) -> int:
-        if isinstance(a, Op):
-            return self._row(a.kind, [self.id(d) for d in a.args])
-        if a.name not in self._symbols:
-            fail("dims", f"symbol {a.name!r}", f"is not bound (known: {', '.join(self._symbols) or 'none'})")
-        return self._row("sym", self._symbols[a.name])
-
-    def id(self, dim: Dim) -> int:
-        """The row of this Dim; added with its operands where new."""
-        terms = []
-        for factors, c in dim.terms:
-            parts = [self._row("const", c)] if c != 1 or not factors else []
-            parts += [self._atom(a) for a in factors]
-            terms.append(parts[0] if len(parts) == 1 else self._row("mul", parts))
-        if not terms:
-            return self._row("const", 0)
-        return terms[0] if len(terms) == 1 else self._row("add", terms)
-
-    @staticmethod
-    def read(rows: Any, symbols: Sequence[Dim]) -> list[Dim]:
-        """Rows back to Dims; every rule of the table is checked."""
-        dims: list[Dim] = []
-        if not isinstance(rows, list):
-            fail("verify", "dims", f"are not a list ({type(rows).__name__})")
-        for i, row in enumerate(rows):
-            try:
-                dims.append(_read_row(i, row, dims, symbols))
-            except KeepdimError as e:  # of the arithmetic: here it is the file that is wrong
-                if e.stage == "verify":
-                    raise
-                fail("verify", f"dim {i}", str(e).partition("] ")[2], cause=e)
-        return dims
-
-
-def _read_row(i: int, row: Any, dims: Sequence[Dim], symbols: Sequence[Dim]) -> Dim:
-    match row:
-        case ["const", int(v)] if not isinstance(v, bool):
-            return Dim.const(checked(v, f"dim {i}"))
-        case ["sym", int(v)] if not isinstance(v, bool):
-            if not 0 <= v < len(symbols):
-                fail("verify", f"dim {i}", f"names symbol {v} of {len(symbols)}")
-            return symbols[v]
-        case [("add" | "mul" | "max" | "min" | "floordiv" | "mod") as kind, list(args)]:
-            two = kind in ("floordiv", "mod")
-            if len(args) < 2 or (two and len(args) != 2):
-                fail("verify", f"dim {i}", f"{kind} takes {'2' if two else '2 or more'} operands, has {len(args)}")
-            for a in args:
-                if not isinstance(a, int) or isinstance(a, bool) or not 0 <= a < i:
-                    fail("verify", f"dim {i}", f"operand {a} is not an earlier dim")
-            ins = [dims[a] for a in args]
-            if kind in MAKE:
-                return MAKE[kind](*ins)
-            return reduce((lambda a, b: a + b) if kind == "add" else (lambda a, b: a * b), ins)
-    fail("verify", f"dim {i}", f"is not a dim ({row!r:.80})")

@@ -111,6 +111,9 @@ def reason(node: FxNode, symbols: Mapping[str, Dim], engine: str) -> str | None:
     try:
         b = _Builder([n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)], symbols)
         b.node(node)
+        for k in (u.args[1] for u in node.users if u.target is getitem and u.users):
+            if isinstance(made := b.ids[node], list) and made[k] is None:
+                return f"its result {k} is read, and is not made here"
         program = b.free([node])
         _native.check(engine, program.to_json())
     except (Unsupported, KeepdimError, _native.Error) as e:

@@ -192,7 +192,7 @@ def lower(
         raise
     weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
     log.info(
-        "lowered: %d delegates, %d nodes with ExecuTorch",
+        "lowered (delegates: %d, nodes with ExecuTorch: %d)",
         len(artifact.report.delegates),
         len(artifact.report.remaining),
     )

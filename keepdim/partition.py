@@ -31,6 +31,7 @@ from .passes import Lowered
 from .propagate import settle
 from .reading import graph_modules, read, shape_env_of, to_dim
 from .rewrite import contiguous_layers
+from .tracing import LAYERS
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
@@ -90,6 +91,7 @@ def encode_symbols(symbols: dict[str, Dim]) -> bytes:
 
 
 def decode_symbols(data: bytes) -> dict[str, Dim]:
+    """What `encode_symbols` wrote."""
     entries = msgspec.json.decode(data, type=list[_SymbolEntry])
     return {e.torch_name: Dim.symbol(e.name, e.lo, e.hi) for e in entries}
 
@@ -135,15 +137,15 @@ class GgmlPartitioner(Partitioner):
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
         """Ops of which every use in this program is taken whole; decided once, before decomposition."""
         if self._whole is None:
-            uses: dict[Any, bool] = {}
             symbols = self._symbols_of(ep.graph_module)
-            for gm in graph_modules(ep.graph_module):
-                for n in gm.graph.nodes:
-                    target = frontend.overload(n) if n.op == "call_function" else None
-                    if ops.whole(target):
-                        taken = frontend.reason(n, symbols, self.engine) is None
-                        uses[target] = uses.get(target, True) and taken
-            self._whole = [target for target, taken in uses.items() if taken]
+            nodes = [n for gm in graph_modules(ep.graph_module) for n in gm.graph.nodes if n.op == "call_function"]
+            uses = [(n, frontend.overload(n)) for n in nodes if ops.whole(frontend.overload(n))]
+            refused: dict[Any, str] = {}
+            for n, target in uses:
+                if (why := frontend.reason(n, symbols, self.engine)) is not None:
+                    refused.setdefault(target, why)
+            _refuse_steps(uses, refused)
+            self._whole = [target for target in dict.fromkeys(t for _, t in uses) if target not in refused]
         return self._whole, None
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
@@ -212,6 +214,17 @@ class _Support(OperatorSupportBase):
             if why is not None and not frontend.is_size(node):
                 self.reasons[node.name] = why
         return self.known[node]
+
+
+def _refuse_steps(uses: list[tuple[FxNode, Any]], refused: dict[Any, str]) -> None:
+    """A recurrent layer that is not taken whole is taken apart into its steps: how many has to be known."""
+    for n, target in uses:
+        batch_first = n.args[-1]
+        if target in LAYERS and target in refused:
+            steps = n.args[0].meta["val"].shape[1 if batch_first else 0]
+            if not isinstance(steps, int):
+                fact = f"its steps cannot be written out, since their number is no constant, and {refused[target]}"
+                fail("lower", f"{target} '{n.name}'", fact, "Fix its length, or change the layer")
 
 
 def _fault(nodes: list[FxNode], constants: dict[FxNode, torch.Tensor], symbols: frontend.Symbols) -> str | None:

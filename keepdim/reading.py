@@ -19,8 +19,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
 from torch.fx import GraphModule
 
+from .bounds import INT64_MAX, INT64_MIN
 from .contract import ASSERTED, RELIED, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
-from .dims import INT64_MAX, INT64_MIN, MAKE, Dim, decide, dmax, dmin
+from .dims import MAKE, Dim, decide, dmax, dmin
 from .errors import KeepdimError, fail
 
 MAX_TRIED, MAX_DENOMINATOR = 2**16, 1000  # of sizes times a float that are tried one by one; of the float as a ratio

@@ -22,6 +22,11 @@ from .propagate import disagreement_at
 
 BUDGET = 2**22  # elements of all inputs together: larger points are not tried
 
+FAST_PATH = (
+    "Eager's fast path of attention layers is the cause, without it they are equal: "
+    "torch.backends.mha.set_fastpath_enabled(False)"
+)
+
 
 class WrongNumbers(KeepdimError):
     """The exported program does not do what eager does."""
@@ -182,6 +187,9 @@ def _compare_at(trial: Trial, contract: Contract, values: Mapping[str, int]) -> 
     except Exception as e:  # whatever it raises: it does not run at a size that its contract promises
         raise WrongNumbers(f"[capture] {subject}: the exported program fails there: {sentence_of(e)}.") from e
     if (problem := difference(want, got)) is not None:
+        with _no_fast_path():
+            if difference(_run(own(trial.model), flat, trial.in_spec), got) is None:
+                remedy = FAST_PATH
         raise WrongNumbers(f"[capture] {subject}: torch.export gives {problem}. {remedy}.")
 
 
@@ -197,6 +205,17 @@ def _run(module: Callable[..., Any], flat: list[Any], in_spec: pytree.TreeSpec) 
         return module(*args, **kwargs)
 
 
+@contextlib.contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Attention layers as they are written: eager has kernels of its own for them, which torch.export does not see."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def difference(want: Any, got: Any) -> str | None:
     """What is different, in words."""
     for a, b in zip(pytree.tree_leaves(want), pytree.tree_leaves(got), strict=True):
@@ -206,6 +225,12 @@ def difference(want: Any, got: Any) -> str | None:
             with contextlib.suppress(AssertionError):
                 torch.testing.assert_close(b, a, equal_nan=True)
                 continue
+            if (places := a.isnan() != b.isnan()).any():
+                first = places.nonzero()[0].tolist()
+                kinds = ("numbers", "NaN") if a[tuple(first)].isnan() else ("NaN", "numbers")
+                return (
+                    f"{kinds[0]} instead of {kinds[1]} in {int(places.sum())} of {a.numel()} places, first at {first}"
+                )
             return f"values off by {(a.double() - b.double()).abs().max():.2g}"
         if a != b:
             return f"{b} instead of {a}"

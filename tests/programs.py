@@ -9,6 +9,7 @@ import torch
 
 from keepdim import reference
 from keepdim.program import Program, verify
+from keepdim.text import parse_program
 
 HEAD = """keepdim program 1
 symbol n: 1..64 from x.size(0) = (1) * n + (0)
@@ -21,7 +22,7 @@ input p: int[p]
 def program(text: str, head: str = HEAD) -> Program:
     """A Program from its text without the usual head: an input x [n, 8] and an integer p."""
     lines = [line.strip() for line in text.strip().splitlines()]
-    return Program.from_text(head + "\n".join(lines) + "\n")
+    return parse_program(head + "\n".join(lines) + "\n")
 
 
 def nodes(p: Program) -> list[str]:

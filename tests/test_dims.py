@@ -8,8 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from keepdim import KeepdimError, _native
-from keepdim.contract import Contract, Source, Spec, Symbol
-from keepdim.dims import CMPS, INT64_MAX, INT64_MIN, Dim, Table, decide, dmax, dmin, parse, proven
+from keepdim.bounds import INT64_MAX, INT64_MIN
+from keepdim.contract import Contract, Source, Spec, Symbol, Table
+from keepdim.dims import CMPS, Dim, decide, dmax, dmin, proven
+from keepdim.text import parse
 
 RANGES = {"s": (1, 8), "t": (0, 5), "u": (-4, 3)}
 S, T, U = (Dim.symbol(name, *RANGES[name]) for name in RANGES)

@@ -26,7 +26,6 @@ LEFT = {
     "random": "rand randn randperm",
     "complex numbers": "_fft_c2r _fft_r2c",
     "the size of the result is data": "nonzero",
-    "which numbers it takes is data": "masked_scatter",
     "reads data on the host": "_local_scalar_dense",
     "an integer or truth of a shape, no tensor": """sym_numel sym_size sym_storage_offset sym_stride
         sym_is_contiguous""",

@@ -16,6 +16,7 @@ import keepdim
 from keepdim import KeepdimError, _native
 from keepdim.contract import Constraint, Contract, Source, Spec, Symbol
 from keepdim.dims import Dim
+from keepdim.trials import difference
 
 
 class Function(nn.Module):
@@ -160,3 +161,58 @@ def test_a_kernel_s_refusal_says_which_and_why() -> None:
     assert f"[run] method 'forward': {kernel}" in str(e.value) and "repeats cannot be negative" in str(e.value)
     x = R(2, 4)
     assert torch.equal(m(x, torch.tensor([1, 2])), x[[0, 1, 1]] * 2)
+
+
+# ---------------------------------------------------------------- layers with two forms
+def test_a_layer_in_steps_needs_their_number() -> None:
+    """A recurrent layer that no row takes is written out step by step: refused over a length that is no constant, with
+    the row's reason; right where the length is fixed."""
+    layer, x = nn.LSTM(4, 8, proj_size=3).eval().requires_grad_(False), R(5, 2, 4)
+    with pytest.raises(KeepdimError) as e:
+        keepdim.lower(layer, (x,), dynamic_shapes=({0: S()},))
+    assert str(e.value) == (
+        "[lower] aten.lstm.input 'lstm': its steps cannot be written out, since their number is no constant, and "
+        "a projection of the states is not handled. Fix its length, or change the layer."
+    )
+    module = keepdim.lower(layer, (x,), dynamic_shapes=({1: S()},))
+    for b in (1, 16, 3, 1):
+        x = R(5, b, 4)
+        torch.testing.assert_close(module(x), layer(x))
+
+
+def test_the_fast_path_of_eager_is_named() -> None:
+    """A row whose every key is masked is NaN in eager's own kernel of an encoder layer, and a number as it is written
+    and exported: refused with the cause, lowered without it."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval().requires_grad_(False)
+    model = Function(lambda x, mask: layer(x, src_key_padding_mask=mask))
+    model.layer = layer
+    x, mask = R(2, 5, 16), torch.tensor([[False] * 3 + [True] * 2, [True] * 5])
+    shapes = ({1: S()}, {1: S()})
+    with pytest.raises(KeepdimError) as e:
+        keepdim.lower(model, (x, mask), dynamic_shapes=shapes)
+    assert "torch.export gives numbers instead of NaN in 16 of 32 places, first at [1, 0, 0]. Eager's fast path" in str(
+        e.value
+    )
+    assert torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        module = keepdim.lower(model, (x, mask), dynamic_shapes=shapes)
+        for n in (1, 16, 3, 1):
+            x, mask = R(2, n, 16), torch.arange(n) >= torch.tensor([[1], [0]])
+            torch.testing.assert_close(module(x, mask), model(x, mask))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_where_nan_differs_is_said() -> None:
+    """Which of the two has it, how often and where first; other differences by their size."""
+    nan, one = torch.tensor([1.0, torch.nan, 3.0]), torch.ones(3)
+    assert difference(nan, nan.clone()) is None
+    assert difference(nan, one) == "numbers instead of NaN in 1 of 3 places, first at [1]"
+    assert difference(one, nan) == "NaN instead of numbers in 1 of 3 places, first at [1]"
+    assert difference(one, one + 1) == "values off by 1"
+    assert (
+        difference(torch.tensor(torch.nan), torch.tensor(1.0)) == "numbers instead of NaN in 1 of 1 places, first at []"
+    )
+    assert difference(torch.tensor([1, 2]), torch.tensor([1, 3])) == "values off by 1"

@@ -11,7 +11,7 @@ from programs import HEAD, after, nodes, ops, program, same_numbers
 
 from keepdim import passes, reference
 from keepdim.passes import attention, fuse
-from keepdim.program import Program
+from keepdim.text import parse_program
 
 # ---------------------------------------------------------------- norms
 RMS = """const w: f32[8] @ w
@@ -431,7 +431,7 @@ HALF = {
 @pytest.mark.parametrize("text, f, head", HALF.values(), ids=HALF)
 def test_half_precision_is_left_alone(text: str, f: Any, head: str) -> None:
     """It rounds between the ops; in f64 each is fused as in f32."""
-    half = Program.from_text((head + text).replace("f32", "bf16"))
+    half = parse_program((head + text).replace("f32", "bf16"))
     assert ops(f(half)) == ops(half)
-    double = Program.from_text((head + text).replace("f32", "f64"))
+    double = parse_program((head + text).replace("f32", "f64"))
     assert len(f(double).nodes) == 1

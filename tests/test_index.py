@@ -94,6 +94,25 @@ def test_an_index_into_nothing_is_an_error_of_the_call() -> None:
     assert torch.equal(module(x, torch.tensor([1, -1])), x[[1, 1]])
 
 
+def test_a_mask_that_takes_more_than_there_is_is_an_error_of_the_call() -> None:
+    """masked_scatter with fewer numbers than places, as torch refuses it; as many, more, or none at all are right."""
+    n, k = Dim("n", min=0, max=9), Dim("k", min=0, max=9)
+    args = (torch.ones(3, dtype=torch.bool), torch.randn(4))
+    model = Apply(lambda mask, source: torch.zeros_like(mask, dtype=torch.float32).masked_scatter(mask, source))
+    module = keepdim.lower(model, args, dynamic_shapes=({0: n}, {0: k}))
+    assert module.report.delegates == ["KeepdimGgml"] and not module.report.remaining, str(module.report)
+    for mask, count in (([1, 1, 1], 2), ([0, 1], 0), ([1] * 9, 8)):
+        with pytest.raises(RuntimeError):
+            model(torch.tensor(mask).bool(), torch.randn(count))
+        with pytest.raises(
+            KeepdimError, match=rf"\[run\] index_select .*index {count + 1} is out of range 0\.\.{count}"
+        ):
+            module(torch.tensor(mask).bool(), torch.randn(count))
+        for good, many in (([1, 0, 1], 2), ([0, 0], 0), ([], 0), ([1, 0], 9)):
+            m, source = torch.tensor(good).bool(), torch.randn(many)
+            assert torch.equal(module(m, source), model(m, source))
+
+
 def test_bags_that_are_none_are_an_error_of_the_call() -> None:
     """Offsets begin at 0, do not fall, and end where the indices end; the next good call is right."""
 

@@ -13,13 +13,16 @@ import keepdim
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "keepdim"
 RUNTIME = ROOT / "runtime"
-# errors ← dims ← contract, program ← signature, pte, ops ← frontend ← partition ← capture, lowering ← module ← cli
+# errors ← bounds ← dims ← contract, program ← signature, pte, ops ← frontend ← partition ← capture, lowering ←
+# module ← cli
 SEES = {
     "errors": set(),
-    "dims": {"errors"},
-    "contract": {"errors", "dims"},
-    "reading": {"errors", "dims", "contract"},
-    "program": {"errors", "dims", "contract"},
+    "bounds": {"errors"},
+    "dims": {"errors", "bounds"},
+    "contract": {"errors", "bounds", "dims"},
+    "reading": {"errors", "bounds", "dims", "contract"},
+    "program": {"errors", "bounds", "dims", "contract"},
+    "text": {"errors", "dims", "contract", "program"},
     "signature": {"errors", "contract"},
     "pte": {"errors", "program", "signature"},
     "torch_ops": set(),
@@ -31,7 +34,9 @@ SEES = {
     "propagate": {"errors", "dims", "contract", "reading"},
     "loops": {"errors", "reading", "frontend"},
     "kernels": {"_native", "errors", "frontend"},
-    "partition": {"errors", "dims", "contract", "reading", "ops", "passes", "frontend", "propagate", "rewrite"},
+    "partition": {
+        *("errors", "dims", "contract", "reading", "ops", "passes", "frontend", "propagate", "rewrite", "tracing")
+    },
     "whole": {"contract", "dims", "ops", "passes", "quant", "frontend", "partition"},
     "trials": {"errors", "dims", "contract", "propagate"},
     "rewrite": {"errors", "dims", "reading", "tracing"},

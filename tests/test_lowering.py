@@ -47,7 +47,7 @@ def lower(
 
 def own(x: torch.Tensor) -> torch.Tensor:
     """x itself, through an op that has no row: it stays with ExecuTorch."""
-    return x.masked_scatter(torch.ones_like(x, dtype=torch.bool), x)
+    return torch.native_dropout(x, 0.0, train=False)[0]
 
 
 def S(lo: int = 1, hi: int = 16, name: str = "s") -> Any:
@@ -150,7 +150,7 @@ def test_a_symint_out_of_a_delegate() -> None:
         return own(y) * y.size(0), y.size(0)
 
     model, module = lower(f, (torch.randn(5),), ({0: S(3)},))
-    assert "masked_scatter" in " ".join(module.report.remaining)
+    assert "native_dropout" in " ".join(module.report.remaining)
     for n in (3, 16, 5, 3):
         x = torch.randn(n)
         got, want = module(x), model(x)
@@ -269,9 +269,24 @@ def test_the_report_says_what_and_why() -> None:
     report = module.report
     assert report.delegates == ["KeepdimGgml"]
     assert report.delegated["aten.linear.default"] == 2 and report.delegated["aten.add.Tensor"] == 1
-    assert list(report.remaining.values()) == ["no row for aten.masked_scatter.default"]
+    assert list(report.remaining.values()) == ["no row for aten.native_dropout.default"]
     assert str(report).splitlines()[0] == "delegates: 1 x KeepdimGgml"
-    assert "with ExecuTorch: aten_masked_scatter_default: no row for aten.masked_scatter.default" in str(report)
+    assert "with ExecuTorch: aten_native_dropout_default: no row for aten.native_dropout.default" in str(report)
+
+
+def test_a_result_that_no_row_makes_stays() -> None:
+    """The mean and deviation that a norm gives beside its result: only where somebody reads them."""
+
+    def f(m: Any, x: torch.Tensor) -> Any:
+        return torch.native_layer_norm(x * 2, [4], None, None, 1e-5)
+
+    model, module = lower(f, (torch.randn(3, 4),), ({0: S()},))
+    assert list(module.report.remaining.values()) == ["its result 1 is read, and is not made here"]
+    for n in (1, 16, 5, 1):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(module(x), model(x))
+    _, module = lower(lambda m, x: f(m, x)[0], (torch.randn(3, 4),), ({0: S()},))
+    assert module.report.remaining == {}
 
 
 def test_a_narrowed_range_is_reported() -> None:

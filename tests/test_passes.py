@@ -22,6 +22,7 @@ import keepdim
 from keepdim import _native, frontend, passes, pte, reference
 from keepdim.passes import clean, fold, graph
 from keepdim.program import Program, verify
+from keepdim.text import parse_program
 
 # ---------------------------------------------------------------- the pipeline
 SCALARS = """const unused: f32[8] @ k
@@ -47,7 +48,7 @@ def test_passes_say_what_they_did() -> None:
     counts = [(s.before, s.after) for s in q.passes]
     assert counts[0] == (7, 6) and counts[2] == (6, 3) and counts[-1] == (3, 3)
     assert all(a[1] == b[0] for a, b in zip(counts, counts[1:], strict=False))
-    assert Program.from_text(str(q)) == q and Program.from_json(q.to_json()) == q
+    assert parse_program(str(q)) == q and Program.from_json(q.to_json()) == q
     _native.verify(q.to_json())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..dims import Dim, decide
@@ -162,6 +163,19 @@ def _index_put(b: Sink, name: str, a: Args, out: Shape) -> int:
     return b.emit(name, ins, out, dims=dims)
 
 
+def _masked_scatter(b: Sink, name: str, a: Args, out: Shape) -> int:
+    """The k-th chosen element is the source's k-th: how many were chosen so far is its place behind a number in front.
+    Where more are chosen than the source has, that place is out of range: an error of the call, as in torch."""
+    mask, source = a.tensor("mask"), a.tensor("source")
+    flat, some = (math.prod(dims, start=Dim.const(1)) for dims in (out.dims, b.shape(source).dims))
+    wide = mask if b.shape(mask).dims == out.dims else b.emit("expand", [mask], Shape("bool", out.dims))
+    count = b.emit("cumsum", [cast(b, reshape(b, wide, (flat,)), "i64")], Shape("i64", (flat,)), dim=Dim.const(0))
+    front = [_full(b, out.dtype, ONE, Dim.const(0)), reshape(b, source, (some,))]
+    source = b.emit("cat", front, Shape(out.dtype, (some + 1,)), dim=Dim.const(0))
+    taken = b.emit("index_select", [source, count], Shape(out.dtype, (flat,)), dim=Dim.const(0))
+    return b.emit(name, [mask, reshape(b, taken, out.dims), a.tensor("self")], out)
+
+
 op("embedding", aten.embedding.default, lower=_embedding)
 op("index_select", aten.index_select.default, lower=_index_select)
 op("gather", aten.gather.default, lower=_gather)
@@ -170,3 +184,4 @@ op("scatter_reduce", aten.scatter_add.default, lower=_scatter_add)
 op("scatter_reduce", aten.scatter_reduce.two, lower=_scatter_reduce)
 op("index", aten.index.Tensor, aten._unsafe_index.Tensor, lower=_index)
 op("index_put", aten.index_put.default, aten._unsafe_index_put.default, lower=_index_put)
+op("where", aten.masked_scatter.default, lower=_masked_scatter)

@@ -115,8 +115,10 @@ def _diagonal(b: Sink, name: str, a: Args, out: Shape) -> int:
 def _unfold(b: Sink, name: str, a: Args, out: Shape) -> int:
     x = a.tensor("self")
     a.ignore("size")  # the result's last dim says it
-    if not b.shape(x).dims:
-        raise Unsupported("windows of a rank-0 tensor are not handled")
+    if not b.shape(x).dims:  # the one window has it or nothing; ExecuTorch's kernel ends the process on it
+        a.ignore("dimension", "step")
+        row, zero = reshape(b, x, (one := Dim.const(1),)), Dim.const(0)
+        return row if out.dims == (one,) else b.emit("slice", [row], out, dim=zero, start=zero, step=one)
     return b.emit(name, [x], out, dim=Dim.const(axis_of(a, "dimension", len(b.shape(x).dims))), step=a.dim("step"))
 
 

@@ -37,8 +37,13 @@ class Shape(NamedTuple):
 class Sink(Protocol):
     """Where rows put what they make (the frontend's builder)."""
 
-    def shape(self, value: int) -> Shape: ...
-    def emit(self, op: str, ins: Sequence[int], shape: Shape, /, **attrs: Any) -> int: ...
+    def shape(self, value: int) -> Shape:
+        """What a value is."""
+        ...
+
+    def emit(self, op: str, ins: Sequence[int], shape: Shape, /, **attrs: Any) -> int:
+        """Add a node; the id of the value that it makes."""
+        ...
 
 
 class Args:
@@ -57,6 +62,7 @@ class Args:
         return set(self._bound) | set(self._defaults)
 
     def has(self, name: str) -> bool:
+        """Was it given, and is it not None? That does not count as a use."""
         return self._bound.get(name) is not None
 
     def tensor(self, name: str) -> int:
@@ -65,21 +71,25 @@ class Args:
         return NONE if v is None else v
 
     def tensors(self, name: str) -> list[int]:
+        """The value ids of a list of tensors; None where one is missing."""
         return list(self._take(name))
 
     def dim(self, name: str) -> Dim:
+        """An integer, of which the value may be known in the call alone."""
         v = self._take(name)
         if not isinstance(v, Dim):
             raise Unsupported(f"argument {name!r} is {v!r}, not an integer")
         return v
 
     def static(self, name: str) -> int:
+        """An integer that is known now."""
         v = self.dim(name).value
         if v is None:
             raise Unsupported(f"argument {name!r} must be known before the call")
         return v
 
     def dims(self, name: str) -> list[Dim]:
+        """A list of integers; one alone is a list of one, None is empty."""
         v = self._take(name)
         return [] if v is None else [v] if isinstance(v, Dim) else [Dim.of(d) for d in v]
 
@@ -88,6 +98,7 @@ class Args:
         return self._take(name)
 
     def number(self, name: str) -> Dim | float | None:
+        """A Dim for a whole number or a truth, a float for another; None where it is missing."""
         v = self._take(name)
         if v is not None and not isinstance(v, (Dim, float, bool)):
             raise Unsupported(f"argument {name!r} is {v!r}, not a number")
@@ -112,6 +123,8 @@ Lower = Callable[[Sink, str, Args, Any], Outs]  # (sink, op name, args, out shap
 
 
 class Row(NamedTuple):
+    """How one overload becomes nodes; `name` is the op that most of them are."""
+
     name: str
     target: OpOverload
     lower: Lower
@@ -193,6 +206,7 @@ def cast(b: Sink, value: int, dtype: str) -> int:
 
 
 def reshape(b: Sink, value: int, dims: Sequence[Dim]) -> int:
+    """The value with other dims, of as many elements; itself where it has them."""
     shape = b.shape(value)
     return value if shape.dims == tuple(dims) else b.emit("reshape", [value], Shape(shape.dtype, tuple(dims)))
 
@@ -207,11 +221,13 @@ def broadcast(b: Sink, value: int, out: Shape) -> int:
 
 
 def axis_of(a: Args, name: str, rank: int) -> int:
+    """The dim that an argument names, counted from the front; a tensor without dims is taken as one of one."""
     d = a.static(name)
     return d + max(rank, 1) if d < 0 else d
 
 
 def axes_of(dims: Sequence[Dim], rank: int) -> tuple[Dim, ...]:
+    """The dims that these name, each once, in order, counted from the front; all of them where none is named."""
     out = set()
     for d in dims:
         if d.value is None:

@@ -47,12 +47,15 @@ class Graph:
 
     # -- reading
     def dims(self, i: int) -> tuple[Dim, ...]:
+        """The sizes of value i."""
         return self.values[i].dims
 
     def dtype(self, i: int) -> str:
+        """The dtype of value i."""
         return self.values[i].dtype
 
     def shape(self, i: int) -> Shape:
+        """Both of them."""
         return Shape(self.values[i].dtype, self.values[i].dims)
 
     def by(self, i: int, *ops: str) -> Node | None:
@@ -102,6 +105,7 @@ class Graph:
         return len(self.values) - 1
 
     def put(self, n: Node) -> None:
+        """Note that this node makes its values."""
         for i in n.outs:
             self.made[i] = n
 

@@ -186,6 +186,12 @@ case(
 )
 case("index_put", lambda x: _set(x, x > 0, torch.tensor(0.5)), "mask", x="n 3", n=N)
 case("index_put", lambda x, m, v: x.index_put((m,), v), "mask of rows", x="n 3", m="bool: n", v="3", n=N)
+for _t in ("f32", *_TYPES):
+    case("where", torch.masked_scatter, f"masked_scatter {_t}", x=f"{_t}: n 3", m="bool: n 3", v=f"{_t}: n 3", n=N)
+case("where", torch.masked_scatter, "masked_scatter of rows", x="n 3", m="bool: n 1", v="4 n", n=N)
+case("where", torch.masked_scatter, "masked_scatter by a wider mask", x="3", m="bool: b n 3", v="b n 4", n=N, b=B)
+case("where", torch.masked_scatter, "masked_scatter, empty", x="n 3", m="bool: n 3", v="n 3", n=N0)
+case("where", torch.masked_scatter, "masked_scatter, rank 0", x="", m="bool: ", v="n", n=N)
 
 family("scatter")
 for _t in ("f32", *_TYPES):
