@@ -1,4 +1,4 @@
-"""Language models: every family against transformers' eager, in one piece, in chunks, step by step and after a rewind."""
+"""Language models: every family against eager, in one piece, in chunks, step by step and after a rewind."""
 
 from __future__ import annotations
 

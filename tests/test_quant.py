@@ -14,11 +14,12 @@ from torch.export import Dim, export
 
 import keepdim
 from keepdim import KeepdimError, _native, pte, reference
+from keepdim.capture import capture
 from keepdim.contract import BLOCKS, DTYPES, Contract, Source, Spec, Symbol
 from keepdim.dims import Dim as Size
+from keepdim.lowering import lower_whole
 from keepdim.program import Node, Program, Value
 from keepdim.quant import HALVES, STORED, Quantised, dequantise, quantise
-from keepdim.whole import lower_whole
 
 VOCABULARY, WIDTH, OUT = 70, 512, 77
 FEW = 12  # rows that are multiplied by blocks as they lie
@@ -53,8 +54,7 @@ class Model(nn.Module):
 def lower(model: nn.Module, weights: dict[str, Quantised], path: Path) -> keepdim.Module:
     """A file for 1..200 ids."""
     ep = export(model, (torch.arange(5),), dynamic_shapes=({0: Dim("n", min=1, max=200)},), strict=False)
-    ids = next(n for n in ep.graph.nodes if n.op == "placeholder" and n.name == "ids")
-    lower_whole(ep, {str(ids.meta["val"].shape[0].node.expr): "n"}, path, "ggml", weights)
+    lower_whole(capture(ep, ()), path, "ggml", weights)
     return keepdim.load(path)
 
 
