@@ -65,7 +65,8 @@ inline void read_nibbles(const uint8_t* q, float scale, float least, float* y) {
 inline void read_fives(const uint8_t* q, const uint8_t* h, float scale, float least, float* y) {
   const __m128i own_bit = _mm_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
   for (int half = 0; half < 2; ++half) {
-    const __m128i eights = _mm_set_epi64x(0x0101010101010101 * h[2 * half + 1], 0x0101010101010101 * h[2 * half]);
+    const __m128i eights = _mm_unpacklo_epi64(_mm_set1_epi8(static_cast<char>(h[2 * half])),
+                                              _mm_set1_epi8(static_cast<char>(h[2 * half + 1])));
     const __m128i set = _mm_cmpeq_epi8(_mm_and_si128(eights, own_bit), own_bit);
     const __m128i fifth = _mm_and_si128(set, _mm_set1_epi8(16));
     read_bytes(_mm_or_si128(bits_of(load128(q), 4 * half, 15), fifth), scale, least, y + 16 * half);
