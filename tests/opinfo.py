@@ -87,6 +87,7 @@ class Verdict:
     dynamic: int = 0  # dims that are dynamic in the lowered program
     wanted: int = 0  # dims above 1
     delegated: str = ""  # whole, part, none
+    overloads: frozenset[str] = frozenset()  # that the lowering delegated, for this sample or one beside it
     reasons: tuple[str, ...] = ()  # why the rest stays with ExecuTorch
     static: str = ""  # why the program was not lowered with all of them dynamic
 
@@ -195,6 +196,7 @@ def _compare(calls: Sequence[Call], module: keepdim.Module) -> list[Verdict]:
     for v, mine in zip(verdicts, left_over(module.report, len(calls)), strict=True):
         v.reasons = tuple(dict.fromkeys(mine))
         v.delegated = "none" if not module.report.delegates else "part" if mine else "whole"
+        v.overloads = frozenset(module.report.delegated)
     for first, point in enumerate(_points(calls, module)):
         flat = leaves if first == 0 else sized(module.contract, leaves, point)
         wants = [c.eager(_mine(flat, owners, k)) for k, c in enumerate(calls)]
@@ -259,6 +261,14 @@ def samples(op: Any, dtype: str) -> list[Call]:
         if call.tensors and dense and call.eager(call.tensors):
             out.append(call)
     return out
+
+
+def pure(call: Call) -> bool:
+    """Does it leave its inputs as they are? Those of training move running means or scale weights anew."""
+    tensors = [x.clone() for x in call.tensors]
+    with torch.no_grad():
+        call(*tensors)
+    return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(tensors, call.tensors, strict=True))
 
 
 def overloads(call: Call) -> set[Any]:
