@@ -12,6 +12,7 @@ from .errors import KeepdimError
 from .module import Module, load, lower
 
 if TYPE_CHECKING:
+    from .llm import lower_llm
     from .partition import GgmlPartitioner
 
 _native.set_dtypes(DTYPES)
@@ -21,7 +22,11 @@ for _id, _status in _native.backends().items():
 
 
 def __getattr__(name: str) -> Any:
-    """The partitioner needs all of exir, which running a file does not: it is imported when asked for."""
+    """What needs all of exir, or transformers, is imported when asked for: running a file does not."""
+    if name == "lower_llm":
+        from .llm import lower_llm
+
+        return lower_llm
     if name == "GgmlPartitioner":
         from .partition import GgmlPartitioner
 
@@ -30,4 +35,14 @@ def __getattr__(name: str) -> Any:
 
 
 __version__ = "0.1.0"
-__all__ = ["Contract", "GgmlPartitioner", "KeepdimError", "Module", "load", "lower", "options", "set_options"]
+__all__ = [
+    "Contract",
+    "GgmlPartitioner",
+    "KeepdimError",
+    "Module",
+    "load",
+    "lower",
+    "lower_llm",
+    "options",
+    "set_options",
+]

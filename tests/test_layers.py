@@ -59,7 +59,7 @@ SEES = {
     "generate": {"errors", "cache", "llm", "gguf"},
     "cli": {"errors", "contract", "signature", "pte", "module", "demo", "embed", "generate"},
     "__main__": {"cli"},
-    "__init__": {"_native", "errors", "contract", "module", "partition"},
+    "__init__": {"_native", "errors", "contract", "module", "llm", "partition"},
 }
 FILES = sorted({p.relative_to(PACKAGE).parts[0].removesuffix(".py") for p in PACKAGE.rglob("*.py")})
 
