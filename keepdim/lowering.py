@@ -90,6 +90,7 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
         try:
             return lower_whole(captured, path, engine)
         except (Unsupported, KeepdimError) as e:
+            _refuse_own_ops(captured.program, e)
             log.debug("not in one piece: %s", e)
         partitioner = [_engine(engine)(captured.names)]
     ranges = dict(captured.program.range_constraints)
@@ -128,6 +129,13 @@ def lower_whole(
         _write(edge, path, {CONTRACT_METHOD: captured.signature.to_json(), **(methods or {})})
     counts = Counter(str(target) for n in ep.graph.nodes if (target := frontend.overload(n)) in ROWS)
     return Artifact(path, ep, Report([KeepdimGgml.__name__], dict(counts), notes=list(captured.notes)))
+
+
+def _refuse_own_ops(program: ExportedProgram, why: Exception) -> None:
+    """Ops with a state of our own have no other way than one delegate."""
+    for n in program.graph.nodes:
+        if getattr(frontend.overload(n), "namespace", "") == "keepdim":
+            fail("lower", str(n.target), f"needs the model in one delegate, which is not possible ({why})", cause=why)
 
 
 def _engine(name: str) -> type[GgmlPartitioner]:

@@ -107,7 +107,10 @@ def _near(contract: Contract, values: dict[str, int]) -> dict[str, int] | None:
 
 
 def points(contract: Contract, leaves: Sequence[Any]) -> list[dict[str, int]]:
-    """The lower ends together and each alone, just above them, inside, and the upper ends, within the budget."""
+    """The lower ends together and each alone, just above them, inside, and each upper end, within the budget.
+
+    The upper ends together could take minutes, and hold no branch that export has not seen as a guard.
+    """
     start = examples(contract, leaves)
     low = {s.name: s.lo for s in contract.symbols if s.lo is not None}
     high = {s.name: s.hi for s in contract.symbols if s.hi is not None}
@@ -116,10 +119,8 @@ def points(contract: Contract, leaves: Sequence[Any]) -> list[dict[str, int]]:
         *({**start, name: lo} for name, lo in low.items()),
         {k: v + 1 for k, v in start.items()},
     ]
-    for part in (1, 2, 4):
-        wanted.append(
-            {k: v if k not in high else (v * (4 - part) + high[k] * part) // 4 for k, v in {**start, **low}.items()}
-        )
+    wanted.append({k: (3 * v + high[k]) // 4 if k in high else v for k, v in {**start, **low}.items()})
+    wanted += [{**start, name: hi} for name, hi in high.items()]
     kept: list[dict[str, int]] = []
     for values in wanted:
         point = _near(contract, values)

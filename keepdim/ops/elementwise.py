@@ -132,7 +132,7 @@ def _elu(b: Sink, name: str, a: Args, out: Shape) -> int:
 def _clamp(low: str, high: str) -> Lower:
     def lower(b: Sink, name: str, a: Args, out: Shape) -> int:
         x = cast(b, a.tensor("self"), out.dtype)
-        ends = {k: v for k, n in (("min", low), ("max", high)) if (v := a.number(n)) is not None}
+        ends = {k: v for k, n in (("min", low), ("max", high)) if n and (v := a.number(n)) is not None}
         return b.emit(name, [x], out, **ends)
 
     return lower
@@ -172,6 +172,8 @@ op("softplus", aten.softplus.default, lower=_numbers("beta", "threshold"))
 op("elu", aten.elu.default, lower=_elu)
 op("clamp", aten.clamp.default, lower=_clamp("min", "max"))
 op("clamp", aten.hardtanh.default, lower=_clamp("min_val", "max_val"))
+op("clamp", aten.clamp_min.default, lower=_clamp("min", ""))
+op("clamp", aten.clamp_max.default, lower=_clamp("", "max"))
 op("maximum", aten.clamp.Tensor, lower=_clamp_tensors)
 op("add", aten.add.Tensor, aten.add.Scalar, lower=binary())
 op("sub", aten.sub.Tensor, aten.sub.Scalar, lower=binary())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..dims import Dim
-from .table import Args, Outs, Shape, Sink, aten, axes_of, axis_of, cast, op
+from .table import Args, Outs, Shape, Sink, Unsupported, aten, axes_of, axis_of, cast, op
 
 
 def _axes(a: Args, rank: int) -> tuple[Dim, ...]:
@@ -56,6 +56,23 @@ def _truth(b: Sink, name: str, a: Args, out: Shape) -> int:
     a.ignore("keepdim")
     y = b.emit(name, [x], Shape("bool", out.dims), dims=_axes(a, len(b.shape(x).dims)))
     return cast(b, y, out.dtype)  # that of u8 is u8
+
+
+def _vector_norm(b: Sink, name: str, a: Args, out: Shape) -> int:
+    """Of orders that are sums or extremes of what is there: 1, 2, inf and -inf."""
+    x = cast(b, a.tensor("self"), out.dtype)
+    order, shape = a.number("ord"), b.shape(x)
+    order = (
+        float(order.value) if isinstance(order, Dim) and order.value is not None else 2.0 if order is None else order
+    )
+    a.ignore("keepdim", "dtype")
+    dims = _axes(a, len(shape.dims))
+    if order == 2:
+        return b.emit("sqrt", [b.emit("sum", [b.emit("mul", [x, x], shape)], out, dims=dims)], out)
+    kind = {1.0: "sum", float("inf"): "amax", -float("inf"): "amin"}.get(order) if isinstance(order, float) else None
+    if kind is None:
+        raise Unsupported(f"a norm of order {order} is not handled")
+    return b.emit(kind, [b.emit("abs", [x], shape)], out, dims=dims)
 
 
 def _along(b: Sink, name: str, a: Args, out: Shape) -> int:
@@ -131,6 +148,7 @@ op("log_softmax", aten.log_softmax.int, aten._log_softmax.default, lower=_along)
 op("cumsum", aten.cumsum.default, lower=_along)
 op("cumprod", aten.cumprod.default, lower=_along)
 op("layer_norm", aten.layer_norm.default, aten.native_layer_norm.default, lower=_layer_norm)
+op("sqrt", aten.linalg_vector_norm.default, lower=_vector_norm)
 op("rms_norm", aten.rms_norm.default, lower=_rms_norm)
 op("argsort", aten.argsort.default, aten.argsort.stable, lower=_argsort)
 op("argsort", aten.sort.default, aten.sort.stable, lower=_sort)

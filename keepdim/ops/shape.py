@@ -45,7 +45,7 @@ def _permute(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _expand(b: Sink, name: str, a: Args, out: Shape) -> int:
-    a.ignore("size", "implicit")
+    a.ignore("size", "implicit", "other")
     x = a.tensor("self")
     return x if b.shape(x) == out else b.emit(name, [broadcast(b, x, out)], out)
 
@@ -256,7 +256,7 @@ op(
     aten.transpose_copy.int,
     lower=_permute,
 )
-op("expand", aten.expand_copy.default, aten.expand.default, lower=_expand)
+op("expand", aten.expand_copy.default, aten.expand.default, aten.expand_as.default, lower=_expand)
 op("expand", aten.copy.default, lower=_copy_into)
 op("cat", aten.cat.default, lower=_cat)
 op("slice", aten.slice_copy.Tensor, aten.slice.Tensor, lower=_slice)
@@ -282,7 +282,7 @@ op("full", aten.empty_like.default, aten.new_empty.default, lower=_full(Dim.cons
 op("full", aten.ones.default, aten.ones_like.default, lower=_full(Dim.const(1)))
 op("cast", aten._to_copy.default, aten.clone.default, aten.alias_copy.default, lower=_copy)
 op("cast", aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.contiguous.default, aten.detach.default,
-   aten.alias.default, lower=_copy)  # fmt: skip
+   aten.alias.default, aten.lift_fresh_copy.default, lower=_copy)  # fmt: skip
 
 op("cast", aten.type_as.default, lower=_as_other)
 op("cast", aten.dropout.default, lower=_dropout)

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+
+from keepdim.torch_ops import cached_attention
 
 from .table import N0, B, N, case, family
 
@@ -84,3 +87,28 @@ case(
     "sdpa", lambda q, k, v, m: sdpa()(q, k, v, m).float(), "bf16", nmse=2e-5,  # eager rounds its weights to bf16
     q="bf16: 2 n 8", k="bf16: 2 n 8", v="bf16: 2 n 8", mask="bf16: n n", n=N,
 )  # fmt: skip
+
+
+class Cached(nn.Module):
+    """Attention over a cache of 40 rows, some of them filled."""
+
+    def __init__(self, heads: int, dtype: torch.dtype = torch.float32, turned: bool = False, **more: Any):
+        super().__init__()
+        self.more, self.turned = more, turned
+        self.register_buffer("keys", torch.zeros(1, heads, 40, 8, dtype=dtype))
+        self.register_buffer("values", torch.zeros(1, heads, 40, 6, dtype=dtype))
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        if self.turned:
+            angle = (position + torch.arange(q.size(2)))[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001] * 2)
+            q, k = (x * angle.cos() + torch.cat([-x[..., 4:], x[..., :4]], -1) * angle.sin() for x in (q, k))
+        return cached_attention(q, k, v, self.keys, self.values, position, 0.3, **self.more)
+
+
+family("state")
+_QKV = {"q": "1 4 n 8", "k": "1 2 n 8", "v": "1 2 n 6", "position": "i64 <20: 1", "n": N}
+case("cached_attention", Cached(2), **_QKV)
+case("cached_attention", Cached(2, window=5), "window", **_QKV)
+case("cached_attention", Cached(2, turned=True), "turned", **_QKV)
+case("cached_attention", Cached(2, torch.float16), "f16", **_QKV)
+case("cached_attention", Cached(4), "as many heads", **{**_QKV, "k": "1 4 n 8", "v": "1 4 n 6"})

@@ -221,3 +221,8 @@ case("rms_norm", lambda x: F.rms_norm(x, (24,)), "no weight", x="n 24", n=N)
 case("rms_norm", lambda x, w: F.rms_norm(x, (3, 8), w, 1e-3), "two dims", x="n 3 8", w="3 8", n=N)
 case("rms_norm", lambda x, w: F.rms_norm(x, (24,), w, 1e-6), "eps", x="n 24", w="24", n=N)
 case("rms_norm", lambda x: F.rms_norm(x, x.shape[1:]), "over a symbol", x="3 n", n=N)
+
+# ---- norms of vectors
+for _order in (1, 2, float("inf"), -float("inf")):
+    case("sqrt", lambda x, p=_order: torch.linalg.vector_norm(x, p, dim=1), f"vector norm {_order}", x="n 5", n=N)
+case("sqrt", lambda x: F.normalize(x, dim=1), "normalise", x="n 5", n=N)
