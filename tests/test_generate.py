@@ -1,4 +1,4 @@
-"""Text from language models: sampling, chats, GGUF files, the command line; with the real SmolLM2 where there is one."""
+"""Text from language models: sampling, chats, GGUF files, the command line; the real SmolLM2 where there is one."""
 
 from __future__ import annotations
 
