@@ -341,6 +341,8 @@ class _Builder:
             if isinstance(val, (list, tuple)):
                 out += [(Spec(f"{o.name}_{k}", *self.shape(i)), i) for k, i in enumerate(self.ids[o]) if i is not None]
             elif isinstance(val, torch.Tensor):
+                if self.ids[o] is None:
+                    raise Unsupported(f"{o.name} is a result that is not made here")
                 out.append((Spec(o.name, *self.shape(self.ids[o])), self.ids[o]))
             else:
                 name = o.name if isinstance(o, FxNode) else f"value_{len(out)}"

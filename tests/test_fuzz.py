@@ -55,6 +55,25 @@ OPS |= {
     "elu": (["f32 s 8"], {"alpha": 1.0}, "f32 s 8"),
     "softplus": (["f32 s 8"], {"beta": 1.0, "threshold": 20.0}, "f32 s 8"),
     "where": (["bool s 8", "f32 s 8", "f32 1 8"], {}, "f32 s 8"),
+    "cached_attention": (
+        ["f32 1 4 s 8", "f32 1 2 s 8", "f32 1 2 s 6", "i64 1", "~f32 1 2 256 8", "~f32 1 2 256 6"],
+        {"scale": 0.5, "window": "3"},
+        "f32 1 4 s 6",
+    ),
+    "cached_attention turned": (
+        [
+            "f32 1 4 s 8",
+            "f32 1 2 s 8",
+            "f32 1 2 s 8",
+            "i64 1",
+            "~f16 1 2 256 8",
+            "~f16 1 2 256 8",
+            "f32 s 8",
+            "f32 s 8",
+        ],
+        {"scale": 0.5},
+        "f32 1 4 s 8",
+    ),
     "sdpa": (["f32 2 s 8", "f32 2 t 8", "f32 2 t 8"], {"scale": 0.5}, "f32 2 s 8"),
     "sdpa mask": (
         ["f32 s 4 t 8", "f32 1 2 s 8", "f32 1 2 s 5", "bool t s"],
@@ -157,12 +176,11 @@ def hand_made(name):
     inputs = [{"name": "s", "dtype": "int", "dims": [0]}, {"name": "pos", "dtype": "i64", "dims": [row("2")]}]
     values, ids = [], []
     for i, text in enumerate(operands):
-        dtype, *sizes = text.lstrip("!").split()
+        kept = {"!": "const", "~": "state"}.get(text[0])
+        dtype, *sizes = text.lstrip("!~").split()
         spec = {"name": f"a{i}", "dtype": dtype, "dims": [row(d) for d in sizes]}
-        ids.append(("value", len(values)) if text[0] == "!" else ("input", len(inputs)))
-        (values if text[0] == "!" else inputs).append(
-            spec | ({"kind": "const", "key": f"w{i}"} if text[0] == "!" else {})
-        )
+        ids.append(("value", len(values)) if kept else ("input", len(inputs)))
+        (values if kept else inputs).append(spec | ({"kind": kept, "key": f"w{i}"} if kept else {}))
     dtype, *sizes = result.split()
     out = {"name": "out", "dtype": dtype, "dims": [row(d) for d in sizes]}
     ins = [i if kind == "input" else len(inputs) + i for kind, i in ids]
