@@ -28,7 +28,7 @@ MAX_RANK = 8  # of the engines
 
 
 def _reshape(b: Sink, name: str, a: Args, out: Shape) -> int:
-    a.ignore("size", "shape", "dim", "start_dim", "end_dim")  # all of it stands in the result's dims
+    a.ignore("size", "sizes", "shape", "dim", "start_dim", "end_dim")  # all of it stands in the result's dims
     return reshape(b, a.tensor("self"), out.dims)
 
 
@@ -247,7 +247,8 @@ def _copy_into(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 op("reshape", aten.view_copy.default, aten.view.default, aten.reshape.default, aten.unsqueeze_copy.default,
    aten.unsqueeze.default, aten.squeeze_copy.dims, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze.dim,
-   aten.squeeze.default, aten.squeeze_copy.default, aten.flatten.using_ints, lower=_reshape)  # fmt: skip
+   aten.squeeze.default, aten.squeeze_copy.default, aten.flatten.using_ints, aten.unflatten.int,
+   lower=_reshape)  # fmt: skip
 op(
     "permute",
     aten.permute_copy.default,
@@ -282,7 +283,7 @@ op("full", aten.empty_like.default, aten.new_empty.default, lower=_full(Dim.cons
 op("full", aten.ones.default, aten.ones_like.default, lower=_full(Dim.const(1)))
 op("cast", aten._to_copy.default, aten.clone.default, aten.alias_copy.default, lower=_copy)
 op("cast", aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.contiguous.default, aten.detach.default,
-   aten.alias.default, aten.lift_fresh_copy.default, lower=_copy)  # fmt: skip
+   aten.detach_.default, aten.alias.default, aten.lift_fresh_copy.default, lower=_copy)  # fmt: skip
 
 op("cast", aten.type_as.default, lower=_as_other)
 op("cast", aten.dropout.default, lower=_dropout)
