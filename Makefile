@@ -11,7 +11,8 @@ GGML_SOURCE ?=
 .PHONY: run test lint asan tsan clean
 
 run: .venv/.built
-	$(BIN)/keepdim generate smollm2 --prompt "Why is the sky blue? Answer in two sentences."
+	$(BIN)/keepdim generate smollm2 --prompt "What is the capital of France?"
+	@echo
 	$(BIN)/keepdim demo
 
 test: lint
