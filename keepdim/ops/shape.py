@@ -35,8 +35,11 @@ def _reshape(b: Sink, name: str, a: Args, out: Shape) -> int:
 def _permute(b: Sink, name: str, a: Args, out: Shape) -> int:
     x = a.tensor("self")
     rank = len(out.dims)
+    if not rank:
+        a.ignore("dims", "dim0", "dim1")
+        return x
     if a.has("dims"):
-        order = [(d.value or 0) % rank if rank else 0 for d in a.dims("dims")]
+        order = [(d.value or 0) % rank for d in a.dims("dims")]
     else:
         i, j = (axis_of(a, n, rank) for n in ("dim0", "dim1"))
         order = list(range(rank))
