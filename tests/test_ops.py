@@ -175,9 +175,8 @@ def test_case(c: Case) -> None:
 UNREACHED = {
     "export, or Edge dialect behind it, has another overload of it, which has a case": """
         _to_copy.default alias.default bitwise_left_shift.Tensor bitwise_right_shift.Tensor detach.default
-        dropout.default masked_fill.Tensor split_copy.Tensor split_with_sizes.default squeeze.default squeeze.dims
-        squeeze_copy.default squeeze_copy.dim to.device to.dtype_layout transpose_copy.int unfold.default
-        view.default""",
+        dropout.default masked_fill.Tensor split_copy.Tensor split_with_sizes.default squeeze_copy.default
+        squeeze_copy.dim to.device to.dtype_layout transpose_copy.int unfold.default""",
     "a number becomes a rank-0 tensor": "add.Scalar sub.Scalar mul.Scalar div.Scalar",
 }
 
