@@ -17,14 +17,12 @@ import msgspec
 import torch
 
 from . import demo, pte
-from .contract import DTYPES, Spec
+from .contract import DTYPE_OF, Spec
 from .embed import Encoder
 from .errors import KeepdimError, fail
 from .generate import Sampling, Writer, open_model
 from .module import load, lower
 from .signature import Signature
-
-DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 
 EXAMPLES = """examples:
   keepdim lower model.py:make -o model.pte       make() returns (model, args, dynamic_shapes)

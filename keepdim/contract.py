@@ -29,6 +29,7 @@ DTYPES: dict[torch.dtype, str] = {
     torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
     torch.bool: "bool",
 }  # fmt: skip
+DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 # "int" is a host integer, its one dim is its value; "python" is any other constant argument.
 DTYPE_BYTES = {
     "f32": 4,

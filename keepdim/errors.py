@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import importlib
+from typing import Any, NoReturn
 
 
 class KeepdimError(RuntimeError):
@@ -35,3 +36,15 @@ def sentence(stage: str, subject: str, fact: str, remedy: str = "") -> str:
 def fail(stage: str, subject: str, fact: str, remedy: str = "", cause: BaseException | None = None) -> NoReturn:
     """Raise the sentence as a KeepdimError."""
     raise KeepdimError(sentence(stage, subject, fact, remedy)) from cause
+
+
+def optional(stage: str, package: str) -> Any:
+    """A module of an optional dependency, or the sentence that says how to have it.
+
+    >>> optional("embed", "json").dumps([1])
+    '[1]'
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as e:
+        fail(stage, package, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)

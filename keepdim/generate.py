@@ -6,7 +6,6 @@ model called "smollm2". A lowered file holds its text side too, so that it is al
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import time
@@ -19,7 +18,7 @@ import msgspec
 import torch
 
 from .cache import cached, cached_file
-from .errors import fail
+from .errors import fail, optional
 from .llm import LanguageModel, lower_llm
 
 CONTEXT = 2048  # of models that are lowered by name
@@ -127,7 +126,7 @@ class Writer:
             fail("generate", str(model.module.path), "has no text side", "Lower it with its tokenizer")
         text = Text.from_json(model.text)
         try:
-            tokenizer = _import("tokenizers").Tokenizer.from_str(text.tokenizer)
+            tokenizer = optional("generate", "tokenizers").Tokenizer.from_str(text.tokenizer)
         except Exception as e:  # the package raises a bare Exception
             fail("generate", "tokenizer", f"cannot be read ({e})", "Lower the model again", e)
         return cls(model, text, tokenizer, sampling or Sampling())
@@ -145,7 +144,7 @@ class Writer:
         """The chat so far as one text, up to where the answer begins."""
         if not self.text.template:
             fail("generate", "chat", "the model has no chat template", "Complete a text: --raw")
-        jinja = _import("jinja2.sandbox")
+        jinja = optional("generate", "jinja2.sandbox")
 
         def refuse(message: str) -> None:
             fail("generate", "chat template", message)
@@ -167,7 +166,7 @@ class Writer:
                  "Shorten it, or lower with a larger max_context")  # fmt: skip
         logits = self._read(tokens)
         choose = self.sampling.sampler()
-        stream = _import("tokenizers").decoders.DecodeStream(skip_special_tokens=True)
+        stream = optional("generate", "tokenizers").decoders.DecodeStream(skip_special_tokens=True)
         start = time.perf_counter()
         self.figures.answer = 0
         for left in range(min(room, max_tokens or room), 0, -1):
@@ -237,7 +236,7 @@ def _from_gguf(path: Path, context: int, quant: str | None) -> LanguageModel:
 
 
 def _from_folder(path: Path, context: int, quant: str | None) -> LanguageModel:
-    transformers = _import("transformers")
+    transformers = optional("generate", "transformers")
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
     except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
@@ -250,7 +249,7 @@ def _from_folder(path: Path, context: int, quant: str | None) -> LanguageModel:
 
 def _tokenizer(folder: Path, **more: Any) -> Any:
     try:
-        return _import("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True, **more)
+        return optional("generate", "transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True, **more)
     except Exception as e:
         why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
         fail("generate", str(folder), f"its tokenizer cannot be read ({why})", cause=e)
@@ -269,10 +268,3 @@ def _text(tokenizer: Any, model: Any) -> Text:
     template = tokenizer.chat_template
     special = {k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
     return Text(backend.to_str(), template if isinstance(template, str) else "", special, sorted(ends - {None}))
-
-
-def _import(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as e:
-        fail("generate", package, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)

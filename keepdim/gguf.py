@@ -6,7 +6,6 @@ whole, and norms that it keeps with one added (Gemma) are f32 there.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .errors import fail
+from .errors import fail, optional
 from .quant import STORED, Quantised, dequantise
 
 # What transformers calls the architectures whose tensors are known here, by their name in GGUF.
@@ -35,12 +34,12 @@ def read(path: Path) -> Checkpoint:
     architecture = field(reader, "general.architecture")
     if architecture not in ARCHITECTURES:
         fail("load", path.name, f"its architecture {architecture!r} is not known", f"Known: {', '.join(ARCHITECTURES)}")
-    transformers = _import("transformers")
+    transformers = optional("load", "transformers")
     tensors = {t.name: t for t in reader.tensors}
     try:
         config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
         config.tie_word_embeddings = "output.weight" not in tensors
-        with _import("transformers.initialization").no_init_weights(), torch.no_grad():
+        with optional("load", "transformers.initialization").no_init_weights(), torch.no_grad():
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.tie_weights()
     except Exception as e:  # transformers raises many kinds
@@ -70,7 +69,10 @@ def _place(path: Path, name: str, parameter: torch.nn.Parameter, kind: str, data
     dtype = kind.lower()
     raw = torch.from_numpy(np.require(data, requirements=["C", "W"]).view(np.uint8))
     if dtype == "f32":
-        value = raw.view(torch.float32).reshape(parameter.shape)
+        value = raw.view(torch.float32).reshape(-1)
+        if value.numel() != parameter.numel():
+            fail("load", path.name, f"tensor for {name!r} has {value.numel()} elements, expected {parameter.numel()}")
+        value = value.reshape(parameter.shape)
         if architecture == "gemma3" and name.endswith("norm.weight"):
             value = value - 1  # as transformers keeps it
         parameter.data.copy_(value)
@@ -112,7 +114,7 @@ def field(reader: Any, name: str) -> Any:
 
 
 def _reader(path: Path) -> tuple[Any, Any]:
-    package = _import("gguf")
+    package = optional("load", "gguf")
     if not path.is_file():
         fail("load", str(path), "does not exist")
     try:
@@ -128,13 +130,6 @@ def _architecture(package: Any, name: str) -> Any:
 
 def _short(e: Exception) -> str:
     return " ".join(str(e).split())[:200]
-
-
-def _import(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as e:
-        fail("load", package, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)
 
 
 __all__ = ["Checkpoint", "field", "read"]

@@ -6,7 +6,6 @@ One file serves prefill and decode: it takes any number of tokens and the positi
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import tempfile
 import weakref
@@ -19,13 +18,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
 
 from . import _native
-from .errors import fail
+from .errors import fail, optional
 from .module import Module, load
 from .quant import Quantised, fits, quantise
 from .reading import read
 from .signature import Signature, Transport
 from .torch_ops import cached_attention
 
+LEAST = 8  # tokens of a context: the example has 7
 LOGITS = 128  # rows of logits that one call may ask for
 CACHES = {"f32": torch.float32, "f16": torch.float16}
 TEXT_METHOD = "keepdim_text"  # of the file, which returns the text side
@@ -107,15 +107,16 @@ def lower_llm(
     """
     from .capture import Captured
     from .lowering import lower_whole
+    from .ops import Unsupported
 
     if cache not in CACHES:
         fail("lower", f"cache {cache!r}", f"is not one of {', '.join(CACHES)}")
     limit = getattr(model.config, "max_position_embeddings", max_context)
-    if not 2 <= max_context <= limit:
-        fail("lower", "max_context", f"{max_context} is out of range 2..{limit} of the model")
+    if not LEAST <= max_context <= limit:
+        fail("lower", "max_context", f"{max_context} is out of range {LEAST}..{limit} of the model")
     wrapped = _Decoder(model, max_context, CACHES[cache])
     seq, rows = Dim("seq_len", min=1, max=max_context), Dim("rows", min=1, max=min(LOGITS, max_context))
-    examples = (torch.zeros(1, min(7, max_context), dtype=torch.int64), torch.tensor([0]), torch.tensor([0, 1, 2]))
+    examples = (torch.zeros(1, LEAST - 1, dtype=torch.int64), torch.tensor([0]), torch.tensor([0, 1, 2]))
     with wrapped, torch.no_grad():
         ep = export(wrapped, examples, dynamic_shapes=({1: seq}, None, {0: rows}), strict=False)
     stored, notes = _quantised(wrapped, quant) if quant else ({}, [])
@@ -124,13 +125,16 @@ def lower_llm(
     try:
         path = Path(folder) / "model.pte"
         captured = Captured(ep, _signature(ep), _names(ep))
-        lower_whole(captured, path, engine, stored, {TEXT_METHOD: text})
+        try:
+            lower_whole(captured, path, engine, stored, {TEXT_METHOD: text})
+        except Unsupported as e:
+            fail("lower", type(model).__name__, f"does not go into one delegate ({e})", cause=e)
         lowered = LanguageModel.load(path)
         lowered.notes = notes
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    weakref.finalize(lowered, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(lowered.module, shutil.rmtree, folder, ignore_errors=True)
     return lowered
 
 
@@ -190,7 +194,7 @@ class _Decoder(torch.nn.Module):
         return self.model(input_ids=tokens, position_ids=places, use_cache=False, logits_to_keep=rows).logits
 
     def __enter__(self) -> _Decoder:
-        interface = _import("transformers").AttentionInterface
+        interface = optional("lower", "transformers").AttentionInterface
         interface.register(NAME, self._attend)
         self._before = self.model.config._attn_implementation
         self.model.set_attn_implementation(NAME)
@@ -223,10 +227,3 @@ class _Decoder(torch.nn.Module):
         keys, values = (getattr(layer, name) for name in CACHE_NAMES)
         out = cached_attention(query, key, value, keys, values, self._call.position, scale, sliding_window or 0)
         return out.transpose(1, 2), None
-
-
-def _import(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as e:
-        fail("lower", package, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)

@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from . import torch_ops
-from .contract import BLOCKS, DTYPES
+from .contract import BLOCKS, DTYPE_OF, DTYPES
 from .dims import Dim
 from .errors import fail
 from .program import NONE, Node, Program, Value
 from .quant import Quantised, dequantise
 
-DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
     "gelu": F.gelu,

@@ -18,14 +18,12 @@ from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from . import frontend
-from .contract import DTYPES, Contract
+from .contract import DTYPE_OF, Contract
 from .dims import Dim, Sym
 from .ops import Unsupported
 from .partition import KeepdimGgml, named_data
 from .passes import Lowered
 from .quant import Quantised
-
-DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def take(

@@ -54,7 +54,7 @@ SEES = {
     "demo": {"module"},
     "cache": {"_native", "errors"},
     "embed": {"errors", "module", "cache"},
-    "llm": {"_native", "errors", "reading", "signature", "quant", "torch_ops", "capture", "lowering", "module"},
+    "llm": {"_native", "errors", "reading", "signature", "quant", "torch_ops", "capture", "lowering", "module", "ops"},
     "gguf": {"errors", "quant"},
     "generate": {"errors", "cache", "llm", "gguf"},
     "cli": {"errors", "contract", "signature", "pte", "module", "demo", "embed", "generate"},

@@ -192,7 +192,7 @@ def test_rewinding_too_far(qwen: tuple[Any, LanguageModel]) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"max_context": 129}, r"\[lower\] max_context: 129 is out of range 2..128"),
+        ({"max_context": 129}, r"\[lower\] max_context: 129 is out of range 8..128"),
         ({"cache": "q3"}, r"\[lower\] cache 'q3': is not one of f32, f16"),
     ],
 )
@@ -200,3 +200,16 @@ def test_bad_settings(more: dict[str, Any], sentence: str) -> None:
     """Said before anything is exported."""
     with pytest.raises(keepdim.KeepdimError, match=sentence):
         lower_llm(tiny("Llama"), **more)
+
+
+def test_a_model_that_does_not_go_into_one_delegate() -> None:
+    """The op is named, in our words."""
+
+    class Rising(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cummax(x, -1).values
+
+    model = tiny("Llama")
+    model.lm_head = torch.nn.Sequential(model.lm_head, Rising())
+    with pytest.raises(keepdim.KeepdimError, match=r"\[lower\] LlamaForCausalLM: does not go .*aten.cummax"):
+        lower_llm(model, CONTEXT)

@@ -15,7 +15,7 @@ import torch
 import torch._decomp
 from torch._ops import OpOverload
 
-from ..contract import DTYPES
+from ..contract import DTYPE_OF, DTYPES
 from ..dims import Dim, decide
 from ..program import NONE
 
@@ -174,7 +174,6 @@ def _attr(name: str, v: Any) -> Any:
 
 
 _KINDS = (("bool",), ("u8", "i8", "i16", "i32", "i64"), ("f16", "bf16", "f32", "f64"))
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def _kind(dtype: str) -> int:
@@ -191,12 +190,12 @@ def promote(b: Sink, *operands: int | Dim | float) -> str:
         ranked = isinstance(x, int) and len(b.shape(x).dims) > 0
         dtype = b.shape(x).dtype if isinstance(x, int) else "i64" if isinstance(x, Dim) else "f32"
         old = found[0] if ranked else found[1]
-        new = dtype if old is None else DTYPES[torch.promote_types(_TORCH[old], _TORCH[dtype])]
+        new = dtype if old is None else DTYPES[torch.promote_types(DTYPE_OF[old], DTYPE_OF[dtype])]
         found = (new, found[1]) if ranked else (found[0], new)
     first, rest = found
     if first is None or rest is None or _kind(rest) <= _kind(first):
         return str(first or rest)
-    return DTYPES[torch.promote_types(_TORCH[first], torch.float32)] if _kind(rest) == 2 else rest
+    return DTYPES[torch.promote_types(DTYPE_OF[first], torch.float32)] if _kind(rest) == 2 else rest
 
 
 def cast(b: Sink, value: int, dtype: str) -> int:
