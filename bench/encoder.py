@@ -20,10 +20,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from turns import THREADS, Peer, memory, own_turns, show, write  # beside this file
 
-THREADS, BATCH, LENGTH = 2, 32, 512
+BATCH, LENGTH = 32, 512
 PASSES = 3  # after the first
-DONE = "@done"  # what a process says when it is loaded, and when its turn is over
 Run = Callable[[numpy.ndarray, numpy.ndarray], Any]  # ids, mask i64 [batch, length] → f32 [batch, 384]
 
 
@@ -220,12 +217,6 @@ PEERS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Run]]] = { 
 
 
 # ---------------------------------------------------------------- one peer, in processes of its own
-def memory(field: str) -> float:
-    """MiB of this process: VmRSS now, VmHWM at most. (getrusage would count what the parent had before exec.)"""
-    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[field].split()[0]) / 2**10
-
-
 def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int) -> dict[str, Any]:
     """Load the peer and run the stream; its results go to `folder` as name.npy."""
     inputs = [texts(batch, length, seed) for seed, (batch, length) in enumerate(pairs)]
@@ -233,9 +224,7 @@ def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int) 
     run = PEERS[name][2](folder)
     load = time.perf_counter() - start
     loaded, times = memory("VmRSS"), []
-    print(DONE, flush=True)
-    for _ in range(1 + passes):
-        sys.stdin.readline()  # its turn
+    for _ in own_turns(1 + passes):
         results = []
         times.append([])
         for ids, mask in inputs:
@@ -243,60 +232,12 @@ def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int) 
             y = run(ids, mask)
             times[-1].append(time.perf_counter() - start)
             results.append(numpy.array(y))
-        print(DONE, flush=True)
     peak = memory("VmHWM")
     numpy.save(folder / f"{name}.npy", numpy.concatenate(results))
     return {"load_s": load, "loaded_mib": loaded, "peak_mib": peak, "times": times}
 
 
-class Peer:
-    """This script in another process, for one peer: prepared, then loaded, then run a pass at a time."""
-
-    def __init__(self, name: str, folder: Path, argv: list[str]):
-        self.name, self.folder, self.argv = name, folder, argv
-        start = time.perf_counter()
-        if PEERS[name][1] is not prepare_nothing:
-            self._start("--prepare")
-            self.finish()
-        self.prepared = time.perf_counter() - start
-
-    def _start(self, what: str) -> None:
-        threads = {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
-        env = {**os.environ, **threads, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
-        argv = [sys.executable, __file__, what, self.name, "--folder", str(self.folder), *self.argv]
-        self.errors = (self.folder / f"{self.name}.err").open("w+")
-        self.process = subprocess.Popen(
-            argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
-
-    def load(self) -> None:
-        self._start("--run")
-        self._wait()
-        self.process.send_signal(signal.SIGSTOP)
-
-    def turn(self) -> None:
-        """One pass over the stream. Between its turns the process is stopped: some peers' threads spin."""
-        self.process.send_signal(signal.SIGCONT)
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        self._wait()
-        self.process.send_signal(signal.SIGSTOP)
-
-    def _wait(self) -> None:
-        assert self.process.stdout is not None
-        if not any(line.strip() == DONE for line in iter(self.process.stdout.readline, "")):
-            self.finish()
-
-    def finish(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.communicate()
-        if self.process.returncode != 0:
-            self.errors.seek(0)
-            raise RuntimeError(f"{self.name} ended with {self.process.returncode}:\n{self.errors.read()[-3000:]}")
-
-
-def row(peer: Peer) -> dict[str, Any]:
+def row(peer: Peer, prepared: float) -> dict[str, Any]:
     """What the CSV says of a peer."""
     from importlib.metadata import version
 
@@ -309,7 +250,7 @@ def row(peer: Peer) -> dict[str, Any]:
     return {
         "peer": name,
         "version": version(PEERS[name][0]),
-        "prepare_s": peer.prepared if PEERS[name][1] is not prepare_nothing else 0.0,  # with the imports of its process
+        "prepare_s": prepared,  # with the imports of its process
         "load_s": found["load_s"],
         "first_s": first.sum(),
         "first_p50_ms": numpy.percentile(first, 50) * 1e3,
@@ -327,10 +268,6 @@ def row(peer: Peer) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- the table and the picture
-def show(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:.1e}" if 0 < value < 1e-3 else f"{value:.7g}"[:9]
-
-
 def draw(path: Path) -> None:
     """Time and memory of every peer, as bars, next to the CSV."""
     import matplotlib
@@ -395,10 +332,14 @@ def report(args: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:
     names = ["eager", *(n for n in args.peers.split(",") if n != "eager")]  # the others are compared with it
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        peers = []
-        for name in names:
-            print(f"preparing {name}", file=sys.stderr, flush=True)
-            peers.append(Peer(name, Path(folder), ["--quick"] if args.quick else []))
+        peers = [Peer(name, __file__, Path(folder), ["--quick"] if args.quick else []) for name in names]
+        prepared = dict.fromkeys(names, 0.0)
+        for peer in peers:
+            print(f"preparing {peer.name}", file=sys.stderr, flush=True)
+            if PEERS[peer.name][1] is not prepare_nothing:
+                start = time.perf_counter()
+                peer.prepare()
+                prepared[peer.name] = time.perf_counter() - start
         for peer in peers:
             peer.load()
         for i in range(1 + (1 if args.quick else PASSES)):
@@ -408,17 +349,14 @@ def report(args: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:
         for peer in peers:
             peer.finish()
         for peer in peers:
-            rows.append(row(peer))
+            rows.append(row(peer, prepared[peer.name]))
             print(*(f"{k}={show(v)}" for k, v in rows[-1].items()), flush=True)
     if args.quick:
         return
     rows.sort(key=lambda r: list(PEERS).index(r["peer"]))
     for r in rows:
         r |= {"shapes": str(len(pairs)), "threads": str(THREADS), "machine": machine()}
-    with args.csv.open("w", newline="") as f:
-        out = csv.DictWriter(f, rows[0].keys())
-        out.writeheader()
-        out.writerows({k: show(v) for k, v in r.items()} for r in rows)
+    write(args.csv, rows)
     draw(args.csv)
 
 
