@@ -19,7 +19,7 @@ test: lint
 	$(BIN)/cmake -DKEEPDIM_TESTS=ON build/cp* > build/tests.log
 	$(BIN)/cmake --build build/cp* --target keepdim_test >> build/tests.log
 	build/cp*/keepdim_test
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 
 lint: .venv/.built
 	$(BIN)/ruff check .
