@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +22,7 @@ from . import _native
 from .errors import KeepdimError, fail
 
 log = logging.getLogger("keepdim")
+SETTLED = 2_000_000_000  # ns after which a second write would show in a file's times
 
 
 class Saved(Protocol):
@@ -33,7 +36,6 @@ T = TypeVar("T", bound=Saved)
 
 def cached_file(kind: str, files: Iterable[Path], settings: str) -> Path:
     """Where the lowered file of these files is kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     digest = hashlib.sha256(settings.encode())
     for name in ("torch", "executorch", "transformers"):
         try:
@@ -41,10 +43,37 @@ def cached_file(kind: str, files: Iterable[Path], settings: str) -> Path:
         except PackageNotFoundError as e:
             fail(kind, name, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)
     code = [*Path(__file__).parent.rglob("*.py"), *Path(_native.__file__).parent.glob("*.so")]
-    for path in sorted({*code, *files}):
-        with path.open("rb") as f:
-            digest.update(f"{path.name} {hashlib.file_digest(f, 'sha256').hexdigest()}".encode())
-    return Path(base) / "keepdim" / f"{kind}-{digest.hexdigest()[:32]}.pte"
+    for path in sorted(set(code)):
+        digest.update(f"{path.name} {_hash(path)}".encode())
+    for path in sorted(set(files)):
+        digest.update(f"{path.name} {content_hash(path)}".encode())
+    return _folder() / f"{kind}-{digest.hexdigest()[:32]}.pte"
+
+
+def content_hash(path: Path) -> str:
+    """The sha256 of a file; remembered until it is written to, since a model's may have gigabytes."""
+    about = path.stat()
+    state = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    note = _folder() / f"content-{hashlib.sha256(f'{path.resolve()} {state}'.encode()).hexdigest()[:32]}"
+    if note.is_file() and re.fullmatch("[0-9a-f]{64}", known := note.read_text(errors="replace")):
+        return known
+    found = _hash(path)
+    if time.time_ns() - max(about.st_mtime_ns, about.st_ctime_ns) > SETTLED:
+        try:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(found)
+        except OSError as e:
+            log.debug("the hash of %s is not remembered: %s", path, e)
+    return found
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepdim"
 
 
 def cached(path: Path, load: Callable[[Path], T], lower: Callable[[], T]) -> T:
