@@ -73,11 +73,13 @@ def build(
     symbols: Mapping[str, Dim],
     engine: str | None = None,
     quantised: Mapping[FxNode, Quantised] = {},
+    stays: passes.Stays = passes.nothing,
 ) -> Lowered:
     """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`.
 
     A constant that is `quantised` stands so in the Program, and its own data is not read. For an engine it goes through
-    the passes; without one it is what there is to compute, as it was written.
+    the passes; without one it is what there is to compute, as it was written. Weights that `stays` names stay where
+    they are.
     """
     b = _Builder(inputs, symbols)
     nodes = list(nodes)
@@ -89,7 +91,7 @@ def build(
             b.state(node, data) if node in changed else b.constant(node, data)
     for node in nodes:
         b.node(node)
-    return b.finish(outputs, engine)
+    return b.finish(outputs, engine, stays)
 
 
 def reason(node: FxNode, symbols: Mapping[str, Dim], engine: str) -> str | None:
@@ -313,7 +315,7 @@ class _Builder:
         self.specs, self.nodes = self.specs + extra, nodes
         return self._program([(spec, shift.get(i, i)) for spec, i in results], solve(places)[0])
 
-    def finish(self, outputs: Sequence[Any], engine: str | None) -> Lowered:
+    def finish(self, outputs: Sequence[Any], engine: str | None, stays: passes.Stays) -> Lowered:
         """Bind the symbols to the inputs' places, run the passes for an engine, verify."""
         symbols, rest = solve(self.places)
         if rest:
@@ -330,7 +332,7 @@ class _Builder:
         if engine is None:
             return Lowered(verify(passes.drop_dead(program)), self.weights)
         with unset_fake_temporarily():
-            lowered = passes.run(program, self.weights, lambda p: refusal(engine, p) is None)
+            lowered = passes.run(program, self.weights, lambda p: refusal(engine, p) is None, stays)
         verify(lowered.program)
         return lowered
 
@@ -435,10 +437,17 @@ def _quantised(
     return {node: given[id(data)] for node, data in constants.items() if id(data) in given}
 
 
-def lower_program(ep: Any, known: Mapping[str, Dim], engine: str, weights: Mapping[str, Quantised] = {}) -> Lowered:
+def lower_program(
+    ep: Any,
+    known: Mapping[str, Dim],
+    engine: str,
+    weights: Mapping[str, Quantised] = {},
+    stays: passes.Stays = passes.nothing,
+) -> Lowered:
     """The Program of all nodes of an ExportedProgram, for an engine; Unsupported where a node has no row.
 
-    `weights` are quantised, by the names of the parameters that they stand for; their tensors are not read.
+    `weights` are quantised, by the names of the parameters that they stand for; their tensors are not read. Those that
+    `stays` names stay where they are.
     """
     constants = constants_of(ep)
     nodes = [n for n in ep.graph.nodes if n.op == "call_function"]
@@ -446,7 +455,7 @@ def lower_program(ep: Any, known: Mapping[str, Dim], engine: str, weights: Mappi
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     outputs = list(ep.graph.output_node().args[0])
     quantised = _quantised(ep, weights, constants)
-    return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine, quantised))
+    return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine, quantised, stays))
 
 
 def _by_content(lowered: Lowered) -> Lowered:

@@ -22,12 +22,16 @@ from .contract import DTYPE_OF, Contract
 from .dims import Dim, Sym
 from .ops import Unsupported
 from .partition import KeepdimGgml, named_data
-from .passes import Lowered
+from .passes import Lowered, Stays, nothing
 from .quant import Quantised
 
 
 def take(
-    ep: ExportedProgram, symbols: Mapping[str, Dim], engine: str, weights: Mapping[str, Quantised] | None = None
+    ep: ExportedProgram,
+    symbols: Mapping[str, Dim],
+    engine: str,
+    weights: Mapping[str, Quantised] | None = None,
+    stays: Stays = nothing,
 ) -> Lowered:
     """The Program of all nodes as torch.export wrote them; Unsupported where the engine does not take it so."""
     signature = ep.graph_signature
@@ -40,7 +44,7 @@ def take(
             raise Unsupported(f"output {getattr(spec.arg, 'name', '')!r} is no new tensor")
         if node.op != "call_function" or results.count(node) > 1:
             raise Unsupported(f"output {node.name!r} is an input, a weight or another output")
-    lowered = frontend.lower_program(ep, symbols, engine, weights or {})
+    lowered = frontend.lower_program(ep, symbols, engine, weights or {}, stays)
     contract = lowered.program.contract
     if (why := frontend.refusal(engine, lowered.program)) is not None:
         raise Unsupported(why)

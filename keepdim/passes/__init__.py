@@ -18,9 +18,9 @@ from .clean import fold_scalars, merge_common, remove_casts, remove_noops, unfla
 from .fold import fold_constants
 from .fuse import fuse_layer_norm, fuse_linear, fuse_rms_norm, fuse_rope, fuse_swiglu
 from .graph import Takes, anything, drop_dead
-from .merge import merge_linears
+from .merge import Stays, merge_linears, nothing
 
-__all__ = ["PASSES", "Lowered", "drop_dead", "fold_constants", "merge_linears", "run"]
+__all__ = ["PASSES", "Lowered", "Stays", "drop_dead", "fold_constants", "merge_linears", "nothing", "run"]
 
 
 class Lowered(NamedTuple):
@@ -48,21 +48,23 @@ PASSES: tuple[Rewrite, ...] = (
 )
 
 
-def run(program: Program, weights: Mapping[str, torch.Tensor], takes: Takes = anything) -> Lowered:
+def run(
+    program: Program, weights: Mapping[str, torch.Tensor], takes: Takes = anything, stays: Stays = nothing
+) -> Lowered:
     """Constants folded, then all passes in order, then linear layers merged; the Program says what each did."""
     out = dict(weights)
 
-    def with_weights(f: Callable[..., Any]) -> Rewrite:
+    def with_weights(f: Callable[..., Any], *more: Any) -> Rewrite:
         def run(p: Program, _: Takes) -> Program:
             nonlocal out
-            p, out = f(p, out)
+            p, out = f(p, out, *more)
             return p
 
         run.__name__ = f.__name__
         return run
 
     p, done = program, list[Pass]()
-    for f in (drop_dead, with_weights(fold_constants), *PASSES, with_weights(merge_linears)):
+    for f in (drop_dead, with_weights(fold_constants), *PASSES, with_weights(merge_linears, stays)):
         before = _count(p)
         p = f(p, takes)
         done.append(Pass(f.__name__, before, _count(p)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from msgspec.structs import replace
@@ -12,11 +13,28 @@ from ..dims import Dim
 from ..program import NONE, Node, Program, Value
 from .graph import drop_dead
 
+Stays = Callable[[torch.Tensor], bool]  # whether a weight lies where it is to stay
 
-def merge_linears(p: Program, weights: Mapping[str, torch.Tensor]) -> tuple[Program, dict[str, torch.Tensor]]:
-    """Queries, keys and values; gate and up: one product, whose columns are the results."""
+
+def nothing(_: torch.Tensor) -> bool:
+    """All weights may be copied."""
+    return False
+
+
+def merge_linears(
+    p: Program, weights: Mapping[str, torch.Tensor], stays: Stays = nothing
+) -> tuple[Program, dict[str, torch.Tensor]]:
+    """Queries, keys and values; gate and up: one product, whose columns are the results.
+
+    Weights of which each one `stays` are left apart, unless they lie under each other already.
+    """
+
+    def joins(group: Sequence[Node]) -> bool:
+        parts = [weights[p.value(n.ins[1]).key] for n in group]
+        return not all(map(stays, parts)) or adjoining(parts) is not None
+
     first, values, out = len(p.contract.inputs), list(p.values), dict(weights)
-    together = {n.outs[0]: group for group in _groups(p) for n in group}
+    together = {n.outs[0]: group for group in _groups(p) if joins(group) for n in group}
     done: set[int] = set()
     nodes: list[Node] = []
     for n in p.nodes:
@@ -62,11 +80,28 @@ def _groups(p: Program) -> list[list[Node]]:
     return [group for group in found.values() if len(group) > 1]
 
 
+def adjoining(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The tensors as one, without a copy: they lie under each other in one piece of memory.
+
+    >>> x = torch.arange(6.0).reshape(3, 2)
+    >>> adjoining([x[:1], x[1:]]).shape, adjoining([x[1:], x[:1]])
+    (torch.Size([3, 2]), None)
+    """
+    first = parts[0]
+    for a, b in itertools.pairwise(parts):
+        same = a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() and a.dtype == b.dtype
+        if not (same and a.is_contiguous() and b.is_contiguous() and a.data_ptr() + a.nbytes == b.data_ptr()):
+            return None
+    return first.as_strided((sum(len(t) for t in parts), *first.shape[1:]), first.stride())
+
+
 def _join(p: Program, operands: Sequence[int], values: list[Value], weights: dict[str, torch.Tensor]) -> int:
     """The constants under each other, as a new one."""
     parts = [p.value(i) for i in operands]
     rows = [v.dims[0] for v in parts]
     name = f"{parts[0].name}.merged"
     values.append(Value(name, parts[0].dtype, (sum(rows[1:], rows[0]), *parts[0].dims[1:]), "const", name))
-    weights[name] = torch.cat([weights[v.key] for v in parts])
+    tensors = [weights[v.key] for v in parts]
+    joined = adjoining(tensors)
+    weights[name] = torch.cat(tensors) if joined is None else joined
     return len(p.contract.inputs) + len(values) - 1
