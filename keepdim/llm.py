@@ -19,6 +19,7 @@ from torch.export import Dim, export
 
 from . import _native
 from .errors import fail, optional
+from .mapped import Source
 from .module import Module, load
 from .quant import Quantised, fits, quantise
 from .reading import read
@@ -52,12 +53,13 @@ class LanguageModel:
         self.notes: list[str] = []  # weights that lie in another dtype than was asked for
 
     @classmethod
-    def load(cls, path: str | Path) -> LanguageModel:
-        """From a file that `save` wrote."""
-        return cls(load(path))
+    def load(cls, path: str | Path, weights: str | Path | None = None) -> LanguageModel:
+        """From a file that `save` wrote; `weights` as in `keepdim.load`."""
+        return cls(load(path, weights))
 
     def save(self, path: str | Path) -> None:
-        """Write the file; what the model has seen is not in it."""
+        """Write the file; what the model has seen is not in it, nor are weights that are mapped from a GGUF file, which
+        belongs beside it."""
         self.module.save(path)
 
     def __call__(self, tokens: Sequence[int] | torch.Tensor, rows: Sequence[int] | None = None) -> torch.Tensor:
@@ -95,6 +97,7 @@ def lower_llm(
     cache: str = "f32",
     quant: str | None = None,
     weights: Mapping[str, Quantised] | None = None,
+    mapped: Source | None = None,
     text: str = "",
     engine: str = "ggml",
 ) -> LanguageModel:
@@ -102,8 +105,9 @@ def lower_llm(
 
     `cache` is the dtype in which keys and values are kept: f32 or f16. `quant` is that of the weights of linear layers
     and embeddings: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, f16 or bf16; None leaves them as they are. `weights`
-    are ready ones, by the name of the parameter, whose own data is then not read. `text` stands in the file beside the
-    model: its tokenizer, as `keepdim.generate` writes it.
+    are ready ones, by the name of the parameter, whose own data is then not read. Those that lie in the file `mapped`
+    stay there, and loading maps them from it. `text` stands in the file beside the model: its tokenizer, as
+    `keepdim.generate` writes it.
     """
     from .capture import Captured
     from .lowering import lower_whole
@@ -126,10 +130,10 @@ def lower_llm(
         path = Path(folder) / "model.pte"
         captured = Captured(ep, _signature(ep), _names(ep))
         try:
-            lower_whole(captured, path, engine, stored, {TEXT_METHOD: text})
+            lower_whole(captured, path, engine, stored, {TEXT_METHOD: text}, mapped)
         except Unsupported as e:
             fail("lower", type(model).__name__, f"does not go into one delegate ({e})", cause=e)
-        lowered = LanguageModel.load(path)
+        lowered = LanguageModel.load(path, mapped.path if mapped is not None else None)
         lowered.notes = notes
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

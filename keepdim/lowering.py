@@ -35,8 +35,10 @@ from .contract import Contract
 from .dims import Dim
 from .errors import KeepdimError, fail
 from .frontend import Symbols
+from .mapped import Source
 from .ops import ROWS, Unsupported
 from .partition import GgmlPartitioner, KeepdimGgml, OpenShapeEnv, keep_open, restore_ranges
+from .passes import nothing
 from .program import Program
 from .propagate import settle
 from .quant import Quantised
@@ -116,17 +118,23 @@ def lower_whole(
     engine: str,
     weights: Mapping[str, Quantised] | None = None,
     methods: Mapping[str, str] | None = None,
+    mapped: Source | None = None,
 ) -> Artifact:
     """The same by way of one Program; Unsupported where the engine does not take all nodes as they stand.
 
-    `weights` are quantised, by the names of their parameters. `methods` are further constant methods.
+    `weights` are quantised, by the names of their parameters. `methods` are further constant methods. Weights that lie
+    in the file `mapped` stay there.
     """
-    ep = captured.program
-    lowered = whole.take(ep, read(ep, captured.names)[1], _engine(engine).engine, weights)
+    ep, signature = captured.program, captured.signature
+    stays = mapped.holds if mapped is not None else nothing
+    lowered = whole.take(ep, read(ep, captured.names)[1], _engine(engine).engine, weights, stays)
+    if mapped is not None:
+        signature = signature._replace(mapped=(table := mapped.table(lowered.weights)))
+        lowered = lowered._replace(weights={k: w for k, w in lowered.weights.items() if k not in table.spans})
     program = whole.method_of(lowered)
     with _open(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
         edge = EdgeProgramManager(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
-        _write(edge, path, {CONTRACT_METHOD: captured.signature.to_json(), **(methods or {})})
+        _write(edge, path, {CONTRACT_METHOD: signature.to_json(), **(methods or {})})
     counts = Counter(str(target) for n in ep.graph.nodes if (target := frontend.overload(n)) in ROWS)
     return Artifact(path, ep, Report([KeepdimGgml.__name__], dict(counts), notes=list(captured.notes)))
 

@@ -35,7 +35,7 @@ class Module:
     Every call is checked against the whole contract first; an input outside it is a KeepdimError with a sentence.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, weights: Path | None = None):
         self.path = path
         pte.check(path)
         with _LOAD:
@@ -45,7 +45,7 @@ class Module:
                 self.signature = Signature.from_json(text)
                 checked = _native.Contract(self.signature.contract.to_json())
                 self._inputs, self._check_results = checked.inputs, checked.check_results
-                self._method = _native.Method(str(path), "forward")
+                self._method = _native.Method(str(path), "forward", *self._mapped(weights))
             except _native.Error as e:
                 raise KeepdimError(str(e)) from None
             self._delegates = [d["id"] for d in _native.live() if d["id"] not in before]
@@ -59,6 +59,15 @@ class Module:
         self._by_data = bool(self.contract.data)
         self.exported_program: ExportedProgram | None = None
         self.report: Report | None = None
+
+    def _mapped(self, given: Path | None) -> tuple[str, dict[str, tuple[int, int]]]:
+        """The file that holds weights outside this one, and where they lie in it."""
+        table = self.signature.mapped
+        if table is not None:
+            return str(table.find(self.path, given)), table.spans
+        if given is not None:
+            fail("load", str(self.path), "holds all its weights itself", f"Leave weights={str(given)!r} out")
+        return "", {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._plain_call and len(args) == len(self.contract.inputs) and not kwargs:
@@ -114,7 +123,10 @@ class Module:
         return inputs
 
     def save(self, path: str | Path) -> None:
-        """Write the file; `keepdim.load` and any ExecuTorch app with keepdim's library read it."""
+        """Write the file; `keepdim.load` and any ExecuTorch app with keepdim's library read it.
+
+        Weights that are mapped from another file are not in it: that file belongs beside it.
+        """
         try:
             shutil.copyfile(self.path, path)
         except OSError as e:
@@ -200,11 +212,15 @@ def lower(
     return module
 
 
-def load(path: str | Path) -> Module:
-    """Load a file that `save` wrote; its checksum is checked first."""
-    if not isinstance(path, (str, Path)):
-        fail("load", repr(path), "is not a path")
-    return Module(Path(path))
+def load(path: str | Path, weights: str | Path | None = None) -> Module:
+    """Load a file that `save` wrote; its checksum is checked first.
+
+    `weights` is the file from which it maps its weights, where it does so and that file is not beside it.
+    """
+    for given in (path, path if weights is None else weights):
+        if not isinstance(given, (str, Path)):
+            fail("load", repr(given), "is not a path")
+    return Module(Path(path), None if weights is None else Path(weights))
 
 
 __all__ = ["Module", "load", "lower"]

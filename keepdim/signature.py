@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 
 from .contract import VERSION, Contract, decode
 from .errors import fail
+from .mapped import Table
 
 CONTRACT_METHOD = "keepdim_contract"
 
@@ -40,6 +41,7 @@ class _Wire(msgspec.Struct):
     constants: list[Any]
     parameters: list[str] = []
     mutated: list[int] = []
+    mapped: Table | None = None
 
 
 class Signature(NamedTuple):
@@ -52,14 +54,14 @@ class Signature(NamedTuple):
     constants: list[Any]  # per input: the one value that an argument of dtype "python" may have
     parameters: list[str] = []  # names of the positional parameters, where known
     mutated: list[int] = []  # inputs that the method changes; their new values come before its outputs
+    mapped: Table | None = None  # weights that lie in another file
 
     def to_json(self) -> str:
         """The text that the constant method returns; a contract with one more key."""
         try:
             ins, outs = pytree.treespec_dumps(self.in_spec), pytree.treespec_dumps(self.out_spec)
-            wire = _Wire(
-                ins, outs, [(t.kind, t.offset) for t in self.transports], self.constants, self.parameters, self.mutated
-            )
+            transports = [(t.kind, t.offset) for t in self.transports]
+            wire = _Wire(ins, outs, transports, self.constants, self.parameters, self.mutated, self.mapped)
             body = {"version": VERSION, "contract": self.contract.to_wire(self.contract.table()), "signature": wire}
             return msgspec.json.encode(body).decode()
         except (NotImplementedError, TypeError) as e:
@@ -76,6 +78,5 @@ class Signature(NamedTuple):
         except (msgspec.ValidationError, ValueError, NotImplementedError) as e:
             fail("load", "signature", f"cannot be read ({e})", cause=e)
         contract = Contract.from_wire(raw["contract"])[0]
-        return Signature(
-            contract, ins, outs, [Transport(*t) for t in wire.transports], wire.constants, wire.parameters, wire.mutated
-        )
+        transports = [Transport(*t) for t in wire.transports]
+        return Signature(contract, ins, outs, transports, wire.constants, wire.parameters, wire.mutated, wire.mapped)

@@ -2,13 +2,18 @@
 
 #include <executorch/extension/data_loader/mmap_data_loader.h>
 #include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
+#include <executorch/runtime/core/named_data_map.h>
 #include <executorch/runtime/executor/method.h>
 #include <executorch/runtime/executor/program.h>
 #include <executorch/runtime/kernel/operator_registry.h>
 #include <executorch/runtime/platform/platform.h>
 #include <executorch/runtime/platform/runtime.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -105,6 +110,67 @@ class Pages {
   size_t bytes_;
 };
 
+// Weights in a file of their own, mapped as long as the method lives. Nothing outside the file is ever given.
+class MappedFile final : public et::NamedDataMap {
+ public:
+  explicit MappedFile(const MappedWeights& weights) : spans_(weights.spans) {
+    const int file = open(weights.path.c_str(), O_RDONLY | O_CLOEXEC);
+    struct stat about {};
+    if (file < 0 || fstat(file, &about) != 0) refuse_file(weights.path, file);
+    bytes_ = static_cast<size_t>(about.st_size);
+    if (bytes_ > 0) {
+      data_ = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0);
+      if (data_ == MAP_FAILED) refuse_file(weights.path, file);
+    }
+    close(file);
+    for (const auto& [key, span] : spans_) {
+      const auto [offset, size] = span;
+      if (offset < 0 || size < 0 || offset > about.st_size || size > about.st_size - offset) {
+        unmap();
+        fail(Code::invalid_program, "[load] weight '" + key + "': it is said to lie at " + std::to_string(offset) + " with " +
+                                        std::to_string(size) + " bytes, outside " + weights.path + ". Lower the model again.");
+      }
+      keys_.push_back(key.c_str());
+    }
+  }
+  ~MappedFile() override { unmap(); }
+  MappedFile(const MappedFile&) = delete;
+
+  et::Result<const et::TensorLayout> get_tensor_layout(std::string_view) const override { return et::Error::NotFound; }
+  et::Result<et::FreeableBuffer> get_data(std::string_view key) const override {
+    const auto it = spans_.find(std::string(key));
+    if (it == spans_.end()) return et::Error::NotFound;
+    return et::FreeableBuffer(static_cast<const char*>(data_) + it->second.first, static_cast<size_t>(it->second.second), nullptr);
+  }
+  et::Error load_data_into(std::string_view key, void* buffer, size_t size) const override {
+    const auto it = spans_.find(std::string(key));
+    if (it == spans_.end()) return et::Error::NotFound;
+    if (size > static_cast<size_t>(it->second.second)) return et::Error::InvalidArgument;
+    std::memcpy(buffer, static_cast<const char*>(data_) + it->second.first, size);
+    return et::Error::Ok;
+  }
+  et::Result<uint32_t> get_num_keys() const override { return static_cast<uint32_t>(keys_.size()); }
+  et::Result<const char*> get_key(uint32_t i) const override {
+    if (i >= keys_.size()) return et::Error::InvalidArgument;
+    return keys_[i];
+  }
+
+ private:
+  [[noreturn]] static void refuse_file(const std::string& path, int file) {
+    const std::string why = std::strerror(errno);
+    if (file >= 0) close(file);
+    fail(Code::invalid_argument, "[load] " + path + ": cannot be mapped (" + why + ").");
+  }
+  void unmap() {
+    if (data_) munmap(data_, bytes_);
+  }
+
+  const Spans spans_;
+  std::vector<const char*> keys_;  // of `spans_`
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
 // One input as ExecuTorch's tensor; the arrays live as long as the method.
 struct Input {
   std::vector<SizesType> sizes;
@@ -125,6 +191,7 @@ struct Method::Loaded {
   std::string name;
   std::unique_ptr<MmapDataLoader> loader;
   std::unique_ptr<et::Program> program;
+  std::unique_ptr<MappedFile> weights;
   std::vector<Pages> pages;
   std::vector<et::Span<uint8_t>> spans;
   std::unique_ptr<et::HierarchicalAllocator> planned;
@@ -139,7 +206,7 @@ struct Method::Loaded {
   void give(size_t i, Results& results);
 };
 
-Method::Method(const std::string& path, const std::string& name) : loaded_(std::make_unique<Loaded>()) {
+Method::Method(const std::string& path, const std::string& name, const MappedWeights& weights) : loaded_(std::make_unique<Loaded>()) {
   Loaded& l = *loaded_;
   l.name = name;
   clear_last_error();
@@ -161,7 +228,8 @@ Method::Method(const std::string& path, const std::string& name) : loaded_(std::
   }
   l.planned = std::make_unique<et::HierarchicalAllocator>(et::Span<et::Span<uint8_t>>(l.spans.data(), l.spans.size()));
   l.memory = std::make_unique<et::MemoryManager>(&l.method_memory, l.planned.get(), &l.temp_memory);
-  auto method = l.program->load_method(name.c_str(), l.memory.get());
+  if (!weights.path.empty()) l.weights = std::make_unique<MappedFile>(weights);
+  auto method = l.program->load_method(name.c_str(), l.memory.get(), nullptr, l.weights.get());
   if (!method.ok()) refuse("load", path, "its method '" + name + "' cannot be loaded", method.error());
   l.method = std::make_unique<et::Method>(std::move(method.get()));
   l.inputs.resize(l.method->inputs_size());

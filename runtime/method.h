@@ -2,8 +2,10 @@
 // planned memory is committed only as far as it is touched, and one failed call leaves the next one working.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "program.h"
@@ -33,9 +35,17 @@ class KEEPDIM_API Results {
 // "aten::add.out", …: ExecuTorch's kernels in this process, which run what no delegate does.
 KEEPDIM_API std::vector<std::string> kernel_names();
 
+using Spans = std::map<std::string, std::pair<int64_t, int64_t>>;  // key → offset, bytes
+
+// Weights that a .pte does not hold: the file they lie in, and where.
+struct MappedWeights {
+  std::string path;  // empty: there are none
+  Spans spans;
+};
+
 class KEEPDIM_API Method {
  public:
-  Method(const std::string& path, const std::string& name);
+  Method(const std::string& path, const std::string& name, const MappedWeights& weights = {});
   ~Method();
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;

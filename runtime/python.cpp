@@ -1,7 +1,9 @@
 // keepdim._native: the runtime for Python. Conversions only; every rule is the core's.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -255,7 +257,8 @@ class TorchResults final : public Results {
 
 class PyMethod {
  public:
-  PyMethod(const std::string& path, const std::string& name) : method_(path, name) {}
+  PyMethod(const std::string& path, const std::string& name, const std::string& weights, const Spans& spans)
+      : method_(path, name, {weights, spans}) {}
 
   // Inputs as Contract.inputs gives them: contiguous tensors on the CPU, numbers, flags.
   nb::list call(nb::handle arguments) {
@@ -562,7 +565,8 @@ NB_MODULE(_native, m) {
            "Raises what is wrong with the results of a run on these arguments: sizes that data decided.")
       .def_prop_ro("symbols", &PyContract::symbols);
   nb::class_<PyMethod>(m, "Method")
-      .def(nb::init<const std::string&, const std::string&>(), "path"_a, "name"_a)
+      .def(nb::init<const std::string&, const std::string&, const std::string&, const Spans&>(), "path"_a, "name"_a, "weights"_a = "",
+           "spans"_a = nb::dict())
       .def("__call__", &PyMethod::call, "inputs"_a, "Run on ExecuTorch's inputs in order; its outputs in order.")
       .def_prop_ro("planned_bytes", &PyMethod::planned_bytes);
   m.def("set_dtypes", set_dtypes, "table"_a, "Names of torch's dtype objects, for Contract.bind.");
