@@ -101,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: to the end of the context)")
     p.add_argument("--max-context", type=int, metavar="N", help="of prompt and answers together (default 2048)")
     p.add_argument("--quant", help="quantise the weights of a checkpoint folder: q8_0, q4_0, q4_1, q4_k, ...")
+    p.add_argument("--mapped", action="store_true", help="leave the weights in the .gguf and map them from there")
+    p.add_argument("--weights", type=Path, metavar="GGUF", help="of a lowered .pte that maps them, if not beside it")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="choose among the K likeliest")
     p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="among the likeliest that are P together")
@@ -217,10 +219,17 @@ def _show(value: Any) -> str:
 
 def _inspect(args: argparse.Namespace) -> int:
     pte.check(args.file, weights=args.verify)
-    contract = Signature.from_json(pte.contract_text(args.file)).contract
+    signature = Signature.from_json(pte.contract_text(args.file))
+    contract, mapped = signature.contract, signature.mapped
+    if args.verify and mapped is not None:
+        mapped.find(args.file)
     found = list(pte.delegates(args.file))
     if args.json:
-        body = {"contract": msgspec.Raw(contract.to_json()), "delegates": [_delegate_json(d) for d in found]}
+        body = {
+            "contract": msgspec.Raw(contract.to_json()),
+            "delegates": [_delegate_json(d) for d in found],
+            "mapped": mapped,
+        }
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(body)).decode() + "\n")
         return 0
     print(f"contract of {args.file}\n{contract}")
@@ -230,6 +239,9 @@ def _inspect(args: argparse.Namespace) -> int:
         print(d.program if d.program is not None else "  (not keepdim's)")
         for key, n in d.weight_bytes.items():
             print(f"  weight {key}: {n} bytes")
+    if mapped is not None:
+        count = sum(n for _, n in mapped.spans.values())
+        print(f"\nmapped from {mapped.name}: {len(mapped.spans)} weights, {count / 2**20:.2f} MiB")
     if args.verify:
         print("every checksum holds")
     return 0
@@ -306,7 +318,9 @@ def _generate(args: argparse.Namespace) -> int:
     if args.max_tokens is not None and args.max_tokens < 1:
         fail("cli", "--max-tokens", f"{args.max_tokens} is less than 1")
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
-    model = open_model(args.model, max_context=args.max_context, quant=args.quant)
+    model = open_model(
+        args.model, max_context=args.max_context, quant=args.quant, mapped=args.mapped, weights=args.weights
+    )
     writer = Writer.of(model, sampling)
 
     def show(pieces: Iterator[str]) -> None:

@@ -196,11 +196,24 @@ class Writer:
 
 
 # ---------------------------------------------------------------- models
-def open_model(name: str | Path, *, max_context: int | None = None, quant: str | None = None) -> LanguageModel:
-    """A model ready to write: "smollm2", a .gguf file, a checkpoint folder of transformers, or a lowered .pte."""
+def open_model(
+    name: str | Path,
+    *,
+    max_context: int | None = None,
+    quant: str | None = None,
+    mapped: bool = False,
+    weights: str | Path | None = None,
+) -> LanguageModel:
+    """A model ready to write: "smollm2", a .gguf file, a checkpoint folder of transformers, or a lowered .pte.
+
+    `mapped`: weights stay in the .gguf, and the lowered file is small. `weights` is the .gguf of such a lowered file,
+    where it is not beside it.
+    """
     path = Path(_packaged() if name == "smollm2" else name)
     if path.suffix == ".pte":
-        return LanguageModel.load(path)
+        return LanguageModel.load(path, weights)
+    if weights is not None:
+        fail("generate", "weights", "belong to a lowered .pte", "Leave them out")
     if path.suffix == ".gguf" and path.is_file():
         files, make = [path], _from_gguf
     elif (path / "config.json").is_file():
@@ -209,8 +222,9 @@ def open_model(name: str | Path, *, max_context: int | None = None, quant: str |
         fail("generate", f"model {str(name)!r}", "is neither a known name, a .gguf, a .pte nor a checkpoint folder",
              "Known: smollm2")  # fmt: skip
     context = max_context or CONTEXT
-    kept = cached_file("generate", files, f"{path.name} {context} {quant}")
-    return cached(kept, LanguageModel.load, lambda: make(path, context, quant))
+    kept = cached_file("generate", files, f"{path.name} {context} {quant} {mapped}")
+    held = path if mapped else None
+    return cached(kept, lambda p: LanguageModel.load(p, held), lambda: make(path, context, quant, mapped))
 
 
 def _packaged() -> Path:
@@ -223,7 +237,7 @@ def _packaged() -> Path:
     return files[0]
 
 
-def _from_gguf(path: Path, context: int, quant: str | None) -> LanguageModel:
+def _from_gguf(path: Path, context: int, quant: str | None, mapped: bool) -> LanguageModel:
     from . import gguf
 
     if quant is not None:
@@ -232,10 +246,13 @@ def _from_gguf(path: Path, context: int, quant: str | None) -> LanguageModel:
     tokenizer = _tokenizer(path.parent, gguf_file=path.name)
     context = min(context, checkpoint.model.config.max_position_embeddings)
     text = _text(tokenizer, checkpoint.model).to_json()
-    return lower_llm(checkpoint.model, context, weights=checkpoint.weights, text=text)
+    source = checkpoint.source if mapped else None
+    return lower_llm(checkpoint.model, context, weights=checkpoint.weights, mapped=source, text=text)
 
 
-def _from_folder(path: Path, context: int, quant: str | None) -> LanguageModel:
+def _from_folder(path: Path, context: int, quant: str | None, mapped: bool) -> LanguageModel:
+    if mapped:
+        fail("generate", "mapped", f"{path} is no .gguf, from which weights can be mapped", "Leave it out")
     transformers = optional("generate", "transformers")
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)

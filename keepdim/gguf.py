@@ -1,7 +1,8 @@
-"""GGUF files: architecture, text side and weights as they stand in the file, for a model of transformers.
+"""GGUF files: architecture and weights as they stand in the file, for a model of transformers.
 
-Quantised tensors are taken bit for bit. Rows that GGUF keeps in another order (queries and keys of Llama) are moved
-whole, and norms that it keeps with one added (Gemma) are f32 there.
+Tensors are views of the mapped file, quantised ones bit for bit. Rows that GGUF keeps in another order (queries and
+keys of Llama) are moved whole, and norms that it keeps with one added (Gemma) are f32 there. The settings are read
+here, and not by transformers, which takes defaults for those it does not know: here such a file is refused.
 """
 
 from __future__ import annotations
@@ -10,15 +11,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from .errors import fail, optional
+from .mapped import Source
 from .quant import STORED, Quantised, dequantise
 
-# What transformers calls the architectures whose tensors are known here, by their name in GGUF.
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3")
+# Architectures by their name in GGUF → the configuration of transformers. Mistral's models are "llama" there.
+ARCHITECTURES = {
+    "llama": "LlamaConfig",
+    "mistral": "MistralConfig",
+    "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config",
+    "gemma3": "Gemma3TextConfig",
+    "phi3": "Phi3Config",
+}
+PAIRS = ("llama", "mistral")  # rows of queries and keys are pairs of a head there, in transformers halves
 KNOWN = ", ".join(name.upper() for name in STORED)
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}
+# Fields of an architecture that say nothing about its numbers, or what tensors say too.
+SILENT = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
+LOCAL_THETA, LOCAL_LAYERS = 10000.0, 6  # of Gemma 3, where the file does not say: every sixth layer sees all
+FREQUENCIES = "rope_freqs.weight"
 
 
 class Checkpoint(NamedTuple):
@@ -26,56 +46,173 @@ class Checkpoint(NamedTuple):
 
     model: torch.nn.Module
     weights: dict[str, Quantised]  # by the name of the parameter, whose own data is not read
+    source: Source  # of which weights are views
 
 
 def read(path: Path) -> Checkpoint:
     """The model of a GGUF file."""
     reader, package = _reader(path)
-    architecture = field(reader, "general.architecture")
-    if architecture not in ARCHITECTURES:
-        fail("load", path.name, f"its architecture {architecture!r} is not known", f"Known: {', '.join(ARCHITECTURES)}")
+    settings = _Settings(path, reader)
+    architecture = settings.architecture
     transformers = optional("load", "transformers")
     tensors = {t.name: t for t in reader.tensors}
+    if "token_embd.weight" not in tensors:
+        fail("load", path.name, "has no tensor 'token_embd.weight'")
+    vocabulary = int(tensors["token_embd.weight"].shape[-1])
+    tie = "output.weight" not in tensors
+    name, values, factor = _config(settings)
     try:
-        config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-        config.tie_word_embeddings = "output.weight" not in tensors
+        config = getattr(transformers, name)(**values, vocab_size=vocabulary, tie_word_embeddings=tie)
         with optional("load", "transformers.initialization").no_init_weights(), torch.no_grad():
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.tie_weights()
     except Exception as e:  # transformers raises many kinds
         fail("load", path.name, f"transformers makes no model of it ({type(e).__name__}: {_short(e)})", cause=e)
     names = package.get_tensor_name_map(_architecture(package, architecture), config.num_hidden_layers)
+    source = Source(path, torch.from_numpy(reader.data))
     weights: dict[str, Quantised] = {}
     tied = _tied(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if found not in tensors:
-            if name not in tied:
-                fail("load", path.name, f"has no tensor for {name!r} (expected {found!r})")
-            continue
-        tensor = tensors[found]
-        data = _rows(np.asarray(tensor.data), found, architecture, config)
-        _place(path, name, parameter, tensor.tensor_type.name, data, architecture, weights)
+        tensor = tensors.pop(found, None)
+        if tensor is None and name not in tied:
+            fail("load", path.name, f"has no tensor for {name!r} (expected {found!r})")
+        if tensor is not None:
+            shape = tuple(reversed(tensor.shape.tolist()))
+            if shape != tuple(parameter.shape):
+                want = list(parameter.shape)
+                fail("load", path.name, f"its tensor {found!r} is {list(shape)}, expected {want} for {name!r}")
+            raw = source.data[tensor.data_offset : tensor.data_offset + tensor.n_bytes]
+            if architecture in PAIRS:
+                raw = _halves(raw, found, shape[0], config)
+            _place(path, name, parameter, tensor.tensor_type.name, raw, architecture, weights)
     for name in tied:
-        source = tied[name]
-        if name not in weights and source in weights:
-            weights[name] = weights[source]
-    return Checkpoint(model.eval().requires_grad_(False), weights)
+        other = tied[name]
+        if name not in weights and other in weights:
+            weights[name] = weights[other]
+    _turn(path, model, factor, tensors.pop(FREQUENCIES, None))
+    if tensors:
+        fail("load", path.name, f"its tensor {sorted(tensors)[0]!r} has no place in {type(model).__name__}")
+    return Checkpoint(model.eval().requires_grad_(False), weights, source)
 
 
-def _place(path: Path, name: str, parameter: torch.nn.Parameter, kind: str, data: np.ndarray, architecture: str,
+# ---------------------------------------------------------------- settings
+class _Settings:
+    """The fields of the file's architecture; what nobody asked for is refused at the end."""
+
+    def __init__(self, path: Path, reader: Any):
+        self.path, self.reader = path, reader
+        self.architecture = field(reader, "general.architecture")
+        if self.architecture not in ARCHITECTURES:
+            fail("load", path.name, f"its architecture {self.architecture!r} is not known",
+                 f"Known: {', '.join(ARCHITECTURES)}")  # fmt: skip
+        self.left = {n.partition(".")[2] for n in reader.fields if n.startswith(f"{self.architecture}.")} - {*SILENT}
+
+    def number(self, name: str, default: float | None = None) -> Any:
+        """A field that is one number."""
+        self.left.discard(name)
+        value = field(self.reader, f"{self.architecture}.{name}")
+        value = default if value is None else value
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            fail("load", self.path.name, f"its field '{self.architecture}.{name}' is {value!r}, expected a number")
+        return value
+
+    def optional(self, name: str, default: Any = None) -> Any:
+        """A field that may be missing; None where it is 0 or 'none'."""
+        self.left.discard(name)
+        value = field(self.reader, f"{self.architecture}.{name}")
+        return default if value is None else None if value in (0, "none", "") else value
+
+    def done(self) -> None:
+        """Refuse what was not asked for: numbers may depend on it."""
+        for name in sorted(self.left):
+            if (value := self.optional(name)) is not None:
+                fail("load", self.path.name, f"its field '{self.architecture}.{name}' = {value!r} is not known for it")
+
+
+def _config(s: _Settings) -> tuple[str, dict[str, Any], float]:
+    """The configuration's class and its values, and by what rope's frequencies are divided."""
+    values: dict[str, Any] = {ours: s.number(name) for name, ours in SIZES.items()}
+    hidden, heads, layers = values["hidden_size"], values["num_attention_heads"], values["num_hidden_layers"]
+    values["num_key_value_heads"] = s.number("attention.head_count_kv", heads)
+    values["rms_norm_eps"] = s.number("attention.layer_norm_rms_epsilon")
+    values["head_dim"] = width = s.number("attention.key_length", hidden // max(heads, 1))
+    turned = s.number("rope.dimension_count", width)
+    if s.number("attention.value_length", width) != width or (turned != width and s.architecture != "phi3"):
+        fail("load", s.path.name, f"its heads of keys have {width} columns, of which rope turns {turned}, and those of "
+             f"values {s.number('attention.value_length', width)}: only equal widths are known")  # fmt: skip
+    if not s.optional("attention.causal", True):
+        fail("load", s.path.name, "its attention is not causal, as a language model's is")
+    for name in ("bos_token_id", "eos_token_id"):
+        values[name] = field(s.reader, f"tokenizer.ggml.{name}")
+    values["pad_token_id"] = None  # its row of the embedding is as any other
+    rope = {"rope_type": "default", "rope_theta": s.number("rope.freq_base", 10000.0)}
+    name = ARCHITECTURES[s.architecture]
+    if s.architecture in ("llama", "mistral", "phi3"):
+        values["sliding_window"] = s.optional("attention.sliding_window")
+        name = "MistralConfig" if s.architecture == "llama" and values["sliding_window"] else name
+    if s.architecture == "phi3":
+        rope["partial_rotary_factor"] = turned / width
+    if s.architecture == "gemma3":
+        window = s.optional("attention.sliding_window")
+        every = s.number("attention.sliding_window_pattern", LOCAL_LAYERS)
+        local = [window is not None and bool((i + 1) % every) for i in range(layers)]
+        values["layer_types"] = ["sliding_attention" if x else "full_attention" for x in local]
+        values["sliding_window"] = window or values["max_position_embeddings"]  # asked for even where no layer has it
+        values["query_pre_attn_scalar"] = hidden // heads if layers == 62 else width  # the largest has its own
+        values["final_logit_softcapping"] = s.optional("final_logit_softcapping")
+        theta = s.number("rope.freq_base_swa", LOCAL_THETA)
+        rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
+    values["rope_parameters"] = rope
+    factor = _scaling(s, rope)
+    s.done()
+    return name, values, factor
+
+
+def _scaling(s: _Settings, rope: dict[str, Any]) -> float:
+    """Positions beyond those of the training: yarn is transformers' own, of a linear scaling the factor is returned."""
+    kind = s.optional("rope.scaling.type", "linear")  # a factor alone means that
+    factor = s.optional("rope.scaling.factor") or s.optional("rope.scale_linear") or 1.0
+    trained = s.optional("rope.scaling.original_context_length")  # Phi's files have it without a scaling
+    if kind is None or kind == "linear":
+        return float(factor) if kind else 1.0
+    if kind != "yarn" or s.architecture in ("gemma3", "phi3") or trained is None:
+        fail("load", s.path.name, f"its rope is scaled by {kind!r}, which is not known for {s.architecture}",
+             "Known: linear, yarn")  # fmt: skip
+    rope |= {
+        "rope_type": "yarn",
+        "factor": float(factor),
+        "original_max_position_embeddings": trained,
+        "beta_fast": float(s.number("rope.scaling.yarn_beta_fast", 32.0)),
+        "beta_slow": float(s.number("rope.scaling.yarn_beta_slow", 1.0)),
+    }
+    return 1.0
+
+
+def _turn(path: Path, model: Any, factor: float, frequencies: Any) -> None:
+    """Divide rope's frequencies by the file's factors: one for all (linear), or one each (Llama 3)."""
+    if factor == 1 and frequencies is None:
+        return
+    rope = model.model.rotary_emb
+    own = rope.full_attention_inv_freq if hasattr(rope, "full_attention_inv_freq") else rope.inv_freq
+    if frequencies is not None:
+        if frequencies.tensor_type.name != "F32" or frequencies.n_elements != own.numel():
+            fail("load", path.name, f"its tensor {FREQUENCIES!r} has {frequencies.n_elements} elements of "
+                 f"{frequencies.tensor_type.name}, expected {own.numel()} of F32")  # fmt: skip
+        own.div_(torch.from_numpy(frequencies.data.copy()).reshape(-1))
+    own.div_(factor)
+
+
+# ---------------------------------------------------------------- tensors
+def _place(path: Path, name: str, parameter: torch.nn.Parameter, kind: str, raw: torch.Tensor, architecture: str,
            weights: dict[str, Quantised]) -> None:  # fmt: skip
     """One tensor to where it belongs: into the model, or beside it as it is."""
     dtype = kind.lower()
-    raw = torch.from_numpy(np.require(data, requirements=["C", "W"]).view(np.uint8))
     if dtype == "f32":
-        value = raw.view(torch.float32).reshape(-1)
-        if value.numel() != parameter.numel():
-            fail("load", path.name, f"tensor for {name!r} has {value.numel()} elements, expected {parameter.numel()}")
-        value = value.reshape(parameter.shape)
+        value = raw.view(torch.float32).reshape(parameter.shape)
         if architecture == "gemma3" and name.endswith("norm.weight"):
             value = value - 1  # as transformers keeps it
-        parameter.data.copy_(value)
+        parameter.data = value if value.dim() > 1 else value.clone()  # small ones are not worth a place in a table
         return
     if dtype not in STORED:
         fail("load", path.name, f"tensor for {name!r} is of type {kind}, which is not known", f"Known: F32, {KNOWN}")
@@ -87,13 +224,13 @@ def _place(path: Path, name: str, parameter: torch.nn.Parameter, kind: str, data
         parameter.data.copy_(dequantise(value))
 
 
-def _rows(data: np.ndarray, name: str, architecture: str, config: Any) -> np.ndarray:
+def _halves(raw: torch.Tensor, name: str, rows: int, config: Any) -> torch.Tensor:
     """Rows of queries and keys in the order of transformers: halves of a head, not pairs."""
-    if architecture not in ("llama", "mistral") or not (".attn_q." in name or ".attn_k." in name):
-        return data
-    heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
-    pairs = data.reshape(heads, data.shape[0] // heads // 2, 2, -1)
-    return pairs.swapaxes(1, 2).reshape(data.shape)
+    counts = {".attn_q.": config.num_attention_heads, ".attn_k.": config.num_key_value_heads}
+    heads = next((n for part, n in counts.items() if part in name), None)
+    if heads is None:
+        return raw
+    return raw.reshape(heads, rows // heads // 2, 2, -1).transpose(1, 2).reshape(-1)
 
 
 def _tied(model: Any) -> Mapping[str, str]:
@@ -118,9 +255,12 @@ def _reader(path: Path) -> tuple[Any, Any]:
     if not path.is_file():
         fail("load", str(path), "does not exist")
     try:
-        return package.GGUFReader(path), package
+        reader = package.GGUFReader(path, "c")  # private pages: torch has no read-only tensors
     except Exception as e:  # the package raises many kinds for a file that is cut short or not its own
         fail("load", str(path), f"cannot be read as GGUF ({type(e).__name__}: {_short(e)})", cause=e)
+    if reader.byte_order != "I":
+        fail("load", str(path), "was written for processors of another byte order")
+    return reader, package
 
 
 def _architecture(package: Any, name: str) -> Any:

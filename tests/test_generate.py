@@ -1,4 +1,4 @@
-"""Text from language models: sampling, chats, GGUF files, the command line; the real SmolLM2 where there is one."""
+"""Text from language models: sampling, chats, the command line; the real SmolLM2 where there is one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from keepdim import KeepdimError, cli
 from keepdim.generate import Sampling, Writer, open_model
-from keepdim.llm import LanguageModel, lower_llm
-from keepdim.quant import STORED, Quantised, dequantise, quantise
+from keepdim.llm import LanguageModel
 
 transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
-from keepdim import gguf as reading  # noqa: E402  needs the package
 
 
 # ---------------------------------------------------------------- sampling
@@ -47,115 +44,7 @@ def test_sampling_out_of_range(bad: dict[str, Any]) -> None:
         Sampling(**bad)
 
 
-# ---------------------------------------------------------------- GGUF
-def config(width: int = 256, **more: Any) -> Any:
-    """A small Llama whose rows are whole blocks of every type."""
-    settings = {
-        "hidden_size": width,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 2,
-        "intermediate_size": 2 * width,
-        "vocab_size": 320,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-    }
-    return transformers.LlamaConfig(**settings, **more)
-
-
-def turned(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries and keys as GGUF has them: pairs, not halves."""
-    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
-
-
-def write_gguf(path: Path, model: Any, dtype: str, architecture: str = "llama") -> dict[str, Quantised]:
-    """A GGUF of the model with matrices of one type; what its parameters are then."""
-    c = model.config
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(c.num_hidden_layers)
-    writer.add_context_length(c.max_position_embeddings)
-    writer.add_embedding_length(c.hidden_size)
-    writer.add_feed_forward_length(c.intermediate_size)
-    writer.add_head_count(c.num_attention_heads)
-    writer.add_head_count_kv(c.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(c.vocab_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_hidden_layers)
-    stored: dict[str, Quantised] = {}
-    for name, p in model.named_parameters():
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if p.dim() == 1:
-            writer.add_tensor(target, p.numpy())
-            continue
-        stored[name] = q = quantise(p, dtype)
-        raw = q.raw.numpy()
-        if ".attn_q." in target or ".attn_k." in target:
-            raw = turned(raw, c.num_attention_heads if ".attn_q." in target else c.num_key_value_heads)
-        kind = gguf.GGMLQuantizationType[dtype.upper()]
-        halves = {"f16": np.float16, "bf16": np.uint8}.get(dtype)
-        raw = raw.view(halves) if halves is not None else raw
-        writer.add_tensor(target, np.ascontiguousarray(raw), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return stored
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    """A small Llama with random weights."""
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(config()).eval().requires_grad_(False)
-
-
-@pytest.mark.parametrize("dtype", STORED)
-def test_a_gguf_is_taken_bit_for_bit(dtype: str, llama: Any, tmp_path: Path) -> None:
-    """Each type as it stands in the file, with the rows of queries and keys in the model's order."""
-    stored = write_gguf(tmp_path / "m.gguf", llama, dtype)
-    found = reading.read(tmp_path / "m.gguf")
-    assert found.weights.keys() == stored.keys()
-    for name, q in stored.items():
-        assert found.weights[name].dtype == dtype
-        assert torch.equal(found.weights[name].raw, q.raw), name
-    for name, p in llama.named_parameters():
-        if p.dim() == 1:
-            assert torch.equal(dict(found.model.named_parameters())[name], p)
-
-
-@pytest.mark.parametrize("dtype", ["q8_0", "q4_k"])
-def test_a_gguf_runs(dtype: str, llama: Any, tmp_path: Path) -> None:
-    """Logits as eager's with the same weights, dequantised; a cut file and one of another kind are refused."""
-    path = tmp_path / "m.gguf"
-    stored = write_gguf(path, llama, dtype)
-    checkpoint = reading.read(path)
-    lowered = lower_llm(checkpoint.model, 64, weights=checkpoint.weights)
-    plain = transformers.LlamaForCausalLM(config()).eval().requires_grad_(False)
-    plain.load_state_dict(llama.state_dict())
-    for name, q in stored.items():
-        dict(plain.named_parameters())[name].copy_(dequantise(q))
-    tokens = torch.arange(40) * 7 % 320
-    want = plain(input_ids=tokens[None], use_cache=False).logits[0]
-    got = torch.cat([lowered(tokens[:30], rows=range(30)), *(lowered([t]) for t in tokens[30:].tolist())])
-    assert (got[:30] - want[:30]).abs().max() < 1e-4
-    close = 0.03 * want.abs().max()  # a few rows of activations are rounded to 8 bits, as ggml does
-    assert (got - want).abs().max() < close
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(KeepdimError, match=r"\[load\] .*m.gguf: cannot be read as GGUF"):
-        reading.read(path)
-    lowered.reset()
-    assert (lowered(tokens[:30], rows=range(30)) - want[:30]).abs().max() < 1e-4
-
-
-def test_a_gguf_of_another_architecture(llama: Any, tmp_path: Path) -> None:
-    """Its name is said, and those that are known."""
-    write_gguf(tmp_path / "m.gguf", llama, "q8_0", "mamba")
-    with pytest.raises(KeepdimError, match="its architecture 'mamba' is not known. Known: llama"):
-        reading.read(tmp_path / "m.gguf")
-
-
+# ---------------------------------------------------------------- models
 @pytest.mark.parametrize("name", ["nothing", "missing.gguf", "missing.pte"])
 def test_a_model_that_is_not_there(name: str, tmp_path: Path) -> None:
     """A sentence each."""
