@@ -108,13 +108,20 @@ class _Settings:
                  f"Known: {', '.join(ARCHITECTURES)}")  # fmt: skip
         self.left = {n.partition(".")[2] for n in reader.fields if n.startswith(f"{self.architecture}.")} - {*SILENT}
 
-    def number(self, name: str, default: float | None = None) -> Any:
+    def number(self, name: str, default: float | None = None) -> float:
         """A field that is one number."""
+        return self._one(name, default, (int, float), "a number")
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A field that is one integer above 0."""
+        return self._one(name, default, (int,), "an integer above 0")
+
+    def _one(self, name: str, default: Any, kinds: tuple[type, ...], expected: str) -> Any:
         self.left.discard(name)
         value = field(self.reader, f"{self.architecture}.{name}")
         value = default if value is None else value
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            fail("load", self.path.name, f"its field '{self.architecture}.{name}' is {value!r}, expected a number")
+        if type(value) not in kinds or not 0 < value < 1 << 31:
+            fail("load", self.path.name, f"its field '{self.architecture}.{name}' is {value!r}, expected {expected}")
         return value
 
     def optional(self, name: str, default: Any = None) -> Any:
@@ -132,15 +139,17 @@ class _Settings:
 
 def _config(s: _Settings) -> tuple[str, dict[str, Any], float]:
     """The configuration's class and its values, and by what rope's frequencies are divided."""
-    values: dict[str, Any] = {ours: s.number(name) for name, ours in SIZES.items()}
+    values: dict[str, Any] = {ours: s.size(name) for name, ours in SIZES.items()}
     hidden, heads, layers = values["hidden_size"], values["num_attention_heads"], values["num_hidden_layers"]
-    values["num_key_value_heads"] = s.number("attention.head_count_kv", heads)
+    if layers > len(s.reader.tensors):
+        fail("load", s.path.name, f"has {len(s.reader.tensors)} tensors for {layers} layers")
+    values["num_key_value_heads"] = s.size("attention.head_count_kv", heads)
     values["rms_norm_eps"] = s.number("attention.layer_norm_rms_epsilon")
-    values["head_dim"] = width = s.number("attention.key_length", hidden // max(heads, 1))
-    turned = s.number("rope.dimension_count", width)
-    if s.number("attention.value_length", width) != width or (turned != width and s.architecture != "phi3"):
-        fail("load", s.path.name, f"its heads of keys have {width} columns, of which rope turns {turned}, and those of "
-             f"values {s.number('attention.value_length', width)}: only equal widths are known")  # fmt: skip
+    values["head_dim"] = width = s.size("attention.key_length", hidden // heads)
+    turned, of_values = s.size("rope.dimension_count", width), s.size("attention.value_length", width)
+    if of_values != width or (turned != width and s.architecture != "phi3"):
+        fail("load", s.path.name, f"a head of its keys has {width} columns, of which rope turns {turned}, and one of "
+             f"its values {of_values}: only equal widths are known")  # fmt: skip
     if not s.optional("attention.causal", True):
         fail("load", s.path.name, "its attention is not causal, as a language model's is")
     for name in ("bos_token_id", "eos_token_id"):
@@ -155,7 +164,7 @@ def _config(s: _Settings) -> tuple[str, dict[str, Any], float]:
         rope["partial_rotary_factor"] = turned / width
     if s.architecture == "gemma3":
         window = s.optional("attention.sliding_window")
-        every = s.number("attention.sliding_window_pattern", LOCAL_LAYERS)
+        every = s.size("attention.sliding_window_pattern", LOCAL_LAYERS)
         local = [window is not None and bool((i + 1) % every) for i in range(layers)]
         values["layer_types"] = ["sliding_attention" if x else "full_attention" for x in local]
         values["sliding_window"] = window or values["max_position_embeddings"]  # asked for even where no layer has it

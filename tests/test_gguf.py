@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -151,61 +152,73 @@ def test_rope_of_llama3(tmp_path: Path) -> None:
         reading.read(tmp_path / "m.gguf")
 
 
-REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], str]] = {
+NO_PLACE = r"has no place in LlamaForCausalLM"
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "longrope": (
         "phi3",
         {"rope.scaling.type": "longrope"},
-        {},
-        "its rope is scaled by 'longrope', which is not known for",
+        "its rope is scaled by 'longrope', which is not known for phi3",
     ),
-    "yarn": (
-        "gemma3",
-        {"rope.scaling.type": "yarn"},
-        {},
-        "its rope is scaled by 'yarn', which is not known for gemma3",
-    ),
-    "a field": ("llama", {"logit_scale": 2.0}, {}, "its field 'llama.logit_scale' = 2.0 is not known for it"),
-    "a window": ("qwen2", {"attention.sliding_window": 9}, {}, r"'qwen2.attention.sliding_window' = 9 is not known"),
-    "not causal": ("llama", {"attention.causal": False}, {}, "its attention is not causal"),
-    "part of a head": ("llama", {"rope.dimension_count": 32}, {}, "of which rope turns 32"),
-    "no number": ("llama", {"block_count": "two"}, {}, "its field 'llama.block_count' is 'two', expected a number"),
-    "no field": ("llama", {"block_count": None}, {}, "its field 'llama.block_count' is None, expected a number"),
-    "fewer layers": (
-        "llama",
-        {"block_count": 1},
-        {},
-        r"its tensor 'blk.1.attn_k.weight' has no place in LlamaForCausalLM",
-    ),
-    "more layers": ("llama", {"block_count": 3}, {}, r"has no tensor for 'model.layers.2.self_attn.q_proj.weight'"),
-    "another size": (
-        "llama",
-        {"feed_forward_length": 511},
-        {},
-        r"'blk.0.ffn_gate.weight' is \[512, 256\], expected \[511",
-    ),
+    "yarn": ("gemma3", {"rope.scaling.type": "yarn"}, "its rope is scaled by 'yarn', which is not known for gemma3"),
+    "a field": ("llama", {"logit_scale": 2.0}, "its field 'llama.logit_scale' = 2.0 is not known for it"),
+    "a window": ("qwen2", {"attention.sliding_window": 9}, r"'qwen2.attention.sliding_window' = 9 is not known"),
+    "not causal": ("llama", {"attention.causal": False}, "its attention is not causal"),
+    "part of a head": ("llama", {"rope.dimension_count": 32}, "of which rope turns 32"),
+    "no number": ("llama", {"rope.freq_base": "two"}, "its field 'llama.rope.freq_base' is 'two', expected a number"),
+    "no field": ("llama", {"block_count": None}, "'llama.block_count' is None, expected an integer above 0"),
+    "no heads": ("llama", {"attention.head_count": 0}, "head_count' is 0, expected an integer above 0"),
+    "half a layer": ("llama", {"block_count": 1.5}, "block_count' is 1.5, expected an integer above 0"),
+    "fewer layers": ("llama", {"block_count": 1}, rf"its tensor 'blk.1.attn_k.weight' {NO_PLACE}"),
+    "more layers": ("llama", {"block_count": 3}, r"has no tensor for 'model.layers.2.self_attn.q_proj.weight'"),
+    "many layers": ("llama", {"block_count": 10**6}, "has 21 tensors for 1000000 layers"),
+    "another size": ("llama", {"feed_forward_length": 511}, r"ffn_gate.weight' is \[512, 256\], expected \[511, 256\]"),
     "no sense": (
         "llama",
-        {"attention.head_count": 0, "rope.dimension_count": None},
-        {},
+        {"attention.head_count": 3, "rope.dimension_count": None},
         "transformers makes no model of it",
     ),
-    "a bias": (
-        "llama",
-        {},
-        {"blk.0.attn_q.bias": np.ones(256, "f4")},
-        r"its tensor 'blk.0.attn_q.bias' has no place in",
-    ),
-    "a type": ("llama", {}, {"rope_freqs.weight": np.ones(32, "f2")}, "elements of F16, expected 32 of F32"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_known_is_refused(name: str, tmp_path: Path) -> None:
-    """A field or tensor that the model has no place for would change its numbers."""
-    family, fields, tensors, sentence = REFUSED[name]
-    write_gguf(tmp_path / "m.gguf", small(family), family=family, fields=fields, tensors=tensors)
+    """A field that the model has no place for would change its numbers."""
+    family, fields, sentence = REFUSED[name]
+    write_gguf(tmp_path / "m.gguf", small(family), family=family, fields=fields)
     with pytest.raises(KeepdimError, match=rf"^\[load\] m.gguf: .*{sentence}"):
         reading.read(tmp_path / "m.gguf")
+
+
+def test_tensors_that_are_not_known_are_refused(llama: Any, tmp_path: Path) -> None:
+    """A bias that the model has no place for, and a type that is no f32."""
+    for name, tensor, sentence in [
+        ("blk.0.attn_q.bias", np.ones(256, "f4"), NO_PLACE),
+        ("rope_freqs.weight", np.ones(32, "f2"), "has 32 elements of F16, expected 32 of F32"),
+    ]:
+        write_gguf(tmp_path / "m.gguf", llama, tensors={name: tensor})
+        with pytest.raises(KeepdimError, match=rf"^\[load\] m.gguf: its tensor '{name}' {sentence}"):
+            reading.read(tmp_path / "m.gguf")
+
+
+def test_damaged_heads(tmp_path: Path) -> None:
+    """Bits flipped in the fields and the list of tensors: the file is read or refused, nothing else."""
+    path, rng = tmp_path / "m.gguf", random.Random(0)
+    model = small("qwen3", num_hidden_layers=1, hidden_size=64, intermediate_size=64)
+    write_gguf(path, model, family="qwen3")
+    data = path.read_bytes()
+    head = data.index(b"output_norm") + 64
+    refused = 0
+    for _ in range(80):
+        changed = bytearray(data)
+        changed[rng.randrange(head)] ^= 1 << rng.randrange(8)
+        path.write_bytes(changed)
+        try:
+            reading.read(path)
+        except KeepdimError:
+            refused += 1
+    assert refused > 40
+    path.write_bytes(data)
+    torch.testing.assert_close(eager(reading.read(path).model), eager(model), rtol=0, atol=1e-5)
 
 
 def test_a_gguf_of_another_architecture(llama: Any, tmp_path: Path) -> None:
