@@ -106,6 +106,8 @@ class _Settings:
         if self.architecture not in ARCHITECTURES:
             fail("load", path.name, f"its architecture {self.architecture!r} is not known",
                  f"Known: {', '.join(ARCHITECTURES)}")  # fmt: skip
+        if (parts := field(reader, "split.count") or 1) > 1:
+            fail("load", path.name, f"is one of {parts} files", "Put them together: llama-gguf-split --merge")
         self.left = {n.partition(".")[2] for n in reader.fields if n.startswith(f"{self.architecture}.")} - {*SILENT}
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -70,7 +70,8 @@ def write_gguf(
     for name, value in {**_fields(family, c), **fields}.items():
         kinds = {str: gguf.GGUFValueType.STRING, float: gguf.GGUFValueType.FLOAT32, bool: gguf.GGUFValueType.BOOL}
         if value is not None:
-            writer.add_key_value(f"{architecture}.{name}", value, kinds.get(type(value), gguf.GGUFValueType.UINT32))
+            full = name if name.startswith("split.") else f"{architecture}.{name}"
+            writer.add_key_value(full, value, kinds.get(type(value), gguf.GGUFValueType.UINT32))
     kind = gguf.MODEL_ARCH[(architecture if architecture in ARCHITECTURES else "llama").upper()]
     names = gguf.get_tensor_name_map(kind, c.num_hidden_layers)
     stored: dict[str, Quantised] = {}

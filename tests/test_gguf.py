@@ -162,6 +162,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "yarn": ("gemma3", {"rope.scaling.type": "yarn"}, "its rope is scaled by 'yarn', which is not known for gemma3"),
     "a field": ("llama", {"logit_scale": 2.0}, "its field 'llama.logit_scale' = 2.0 is not known for it"),
     "a window": ("qwen2", {"attention.sliding_window": 9}, r"'qwen2.attention.sliding_window' = 9 is not known"),
+    "a part": ("llama", {"split.count": 3}, "is one of 3 files. Put them together"),
     "not causal": ("llama", {"attention.causal": False}, "its attention is not causal"),
     "part of a head": ("llama", {"rope.dimension_count": 32}, "of which rope turns 32"),
     "no number": ("llama", {"rope.freq_base": "two"}, "its field 'llama.rope.freq_base' is 'two', expected a number"),

@@ -20,7 +20,7 @@ from torch.export import Dim
 
 import keepdim
 from keepdim import _native, frontend, passes, pte, reference
-from keepdim.passes import clean, fold, graph
+from keepdim.passes import clean, fold
 from keepdim.program import Program, verify
 from keepdim.text import parse_program
 
@@ -360,9 +360,9 @@ def built(model: nn.Module, args: tuple[Any, ...], shapes: Any, monkeypatch: pyt
     found = []
     run = passes.run
 
-    def spy(p: Program, weights: dict[str, torch.Tensor], takes: graph.Takes = graph.anything) -> passes.Lowered:
+    def spy(p: Program, weights: dict[str, torch.Tensor], *more: Any) -> passes.Lowered:
         found.append((p, weights))
-        return run(p, weights, takes)
+        return run(p, weights, *more)
 
     monkeypatch.setattr(passes, "run", spy)
     module = keepdim.lower(model.eval().requires_grad_(False), args, dynamic_shapes=shapes)
