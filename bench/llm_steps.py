@@ -44,7 +44,7 @@ def lowered_with(found: gguf.Checkpoint, names: set[str]) -> LanguageModel:
     try:
         passes.PASSES = tuple(f for f in everything if f.__name__ in names)
         if "merge_linears" not in names:
-            passes.merge_linears = lambda program, weights: (program, weights)  # type: ignore[assignment]
+            passes.merge_linears = lambda program, weights, *_: (program, weights)  # type: ignore[assignment]
         return lower_llm(found.model, 1024, weights=found.weights, cache="f16")
     finally:
         passes.PASSES, passes.merge_linears = everything, merge

@@ -21,7 +21,7 @@ from keepdim.signature import Signature
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
-from ggufs import small, write_gguf  # noqa: E402  needs both packages
+from gguf_files import small, write_gguf  # noqa: E402  needs both packages
 
 from keepdim import gguf as reading  # noqa: E402
 
