@@ -325,7 +325,7 @@ def measure(job: Job, turns: int) -> dict[str, Any]:
 
     for i in own_turns(1 + turns):
         for n in random.Random(i).sample(LENGTHS, len(LENGTHS)):
-            logits[n] = numpy.array(timed(runner.prefill, tokens[:n], prefill[n]))
+            logits[n] = numpy.copy(timed(runner.prefill, tokens[:n], prefill[n]))
         if isinstance(runner, Whole):
             continue
         for n in DECODE:
@@ -403,6 +403,8 @@ def report(args: argparse.Namespace, folder: Path) -> None:
             write_models(model, folder)
         for dtype in TYPES:  # all peers of a type are in memory at the same time
             jobs = [Job(n.split(".")[0], model, dtype, folder) for n in names if n.endswith(f".{dtype}")]
+            if not jobs:
+                continue
             argv = ["--models", model, "--turns", str(args.turns)]
             peers = [Peer(f"{j.peer}.{dtype}", __file__, folder, argv) for j in jobs]
             for job, peer in zip(jobs, peers, strict=True):
