@@ -2,7 +2,7 @@
 
     python bench/contracts.py [case ...] [--csv bench/contracts.csv]
 
-Every case runs in a process of its own, so that a crash is a result and not an end. Per flow: is it lowered, are the
+Cases run in worker processes, so that a crash is a result and not an end. Per flow: is it lowered, are the
 ranges kept, are the numbers eager's at every good size, is every bad input refused.
 """
 
@@ -12,22 +12,21 @@ import argparse
 import contextlib
 import copy
 import csv
-import multiprocessing
-import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+import workers  # beside this file
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from contracts import CASES, Case  # noqa: E402
 
-LIMIT = 120  # seconds a case
+LIMIT = 120  # seconds of CPU a case
 Call = Callable[..., list[Any]]
 
 
@@ -122,26 +121,14 @@ def judge(name: str, flow: str) -> dict[str, int]:
     return counts
 
 
-def in_process(name: str, flow: str) -> dict[str, int]:
-    """judge() in a fork; a crash or a hang gives no counts but the totals."""
-    here, there = multiprocessing.Pipe(duplex=False)
+def work(job: tuple[str, str], say: workers.Say) -> Iterator[dict[str, int]]:
+    yield judge(*job)
 
-    def child() -> None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        there.send(judge(name, flow))
 
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    there.close()
-    counts: dict[str, int] = {}
-    if here.poll(LIMIT):
-        with contextlib.suppress(EOFError):  # the child died
-            counts = here.recv()
-    process.kill()
-    process.join()
-    return counts or {"crashed": 1, "good": len(CASES[name]().good), "bad": len(CASES[name]().bad)}
+def dead(job: tuple[str, str], said: Any, how: str) -> tuple[list[dict[str, int]], None]:
+    """A crash or a hang gives no counts but the totals."""
+    case = CASES[job[0]]()
+    return [{"crashed": 1, "good": len(case.good), "bad": len(case.bad)}], None
 
 
 QUESTIONS = (
@@ -167,15 +154,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     names = args.cases or [n for n, make in CASES.items() if not make().refused]
     totals: dict[str, dict[str, int]] = {flow: {} for flow in FLOWS}
-    rows = []
-    for i, name in enumerate(names):
-        print(f"\r{i + 1}/{len(names)} {name:<40}", end="", file=sys.stderr, flush=True)
-        for flow in FLOWS:
-            counts = in_process(name, flow)
-            rows.append([name, flow, *(counts.get(key, 0) for _, key, _ in QUESTIONS)])
-            for key, n in counts.items():
-                totals[flow][key] = totals[flow].get(key, 0) + n
-    print(file=sys.stderr)
+    jobs = [(name, flow) for name in names for flow in FLOWS]
+    found = {}
+    for job, (counts,) in workers.run(jobs, work, dead, LIMIT, 2):
+        found[job] = counts
+        for key, n in counts.items():
+            totals[job[1]][key] = totals[job[1]].get(key, 0) + n
+    rows = [[*job, *(found[job].get(key, 0) for _, key, _ in QUESTIONS)] for job in jobs]
     with args.csv.open("w", newline="") as f:
         csv.writer(f).writerows([["case", "flow", *(key for _, key, _ in QUESTIONS)], *rows])
     print(f"| {len(names)} models | " + " | ".join(FLOWS) + " |\n|---|" + "---|" * len(FLOWS))
