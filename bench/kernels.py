@@ -33,8 +33,8 @@ DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 
 @dataclass
 class Form:
-    """One op with operands: "dtype rule: dims", where a rule is `<limit` for indices, `every step` for offsets, or `t`
-    for a transposed view."""
+    """One op with operands: "dtype rule: dims", where a rule is `<limit` for indices, `every step` for offsets, `-` for
+    values of both signs, or `t` for a transposed view."""
 
     op: str
     form: str
@@ -62,6 +62,8 @@ def make(text: str) -> torch.Tensor:
         return torch.arange(dims[0], dtype=dtype) * int(rule.split()[1])
     if dtype == torch.bool:
         return torch.rand(dims) > 0.5
+    if rule == "-":
+        return torch.randn(dims).to(dtype)
     if not dtype.is_floating_point:
         return torch.randint(1, 100, dims).to(dtype)
     return (torch.rand(dims) * 0.9 + 0.05).to(dtype)  # inside the domain of every function
@@ -90,6 +92,7 @@ def elementwise() -> None:
     form("gelu", "tanh", SQUARE, approximate="tanh")
     form("leaky_relu", "", SQUARE, negative_slope=0.1)
     form("elu", "", SQUARE, alpha=1.5)
+    form("elu", "both signs", f"f32 -: {SQUARE}", out=SQUARE, alpha=1.5)
     form("softplus", "", SQUARE, beta=1.0, threshold=20.0)
     form("clamp", "", SQUARE, min=0.2, max=0.8)
     form("swiglu", "", SQUARE, SQUARE)
@@ -101,8 +104,11 @@ def elementwise() -> None:
         form(op, "a column", SQUARE, f"{SIDE} 1", out=SQUARE)
         form(op, "transposed", f"f32 t: {SQUARE}", SQUARE, out=SQUARE)
     for op in ("add", "mul", "div_floor", "remainder", "maximum"):
-        for t in ("i64", "i32", "f16", "u8"):
+        for t in ("i64", "i32", "i16", "u8", "f16", "bf16", "f64"):
             form(op, t, f"{t}: {SQUARE}", f"{t}: {SQUARE}")
+    form("fmod", "both signs", f"f32 -: {SQUARE}", f"f32 -: {SQUARE}", out=SQUARE)
+    for op in ("bitwise_and", "bitwise_or", "eq"):
+        form(op, "bool", f"bool: {SQUARE}", f"bool: {SQUARE}")
     for op in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"):
         form(op, "i64", f"i64 <40: {SQUARE}", f"i64 <8: {SQUARE}", out=f"i64: {SQUARE}")
     for op in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -222,6 +228,29 @@ def products() -> None:
     form("rope", "", "8 256 128", "256 128", "256 128", out="8 256 128")
 
 
+def windows() -> None:
+    image = "4 64 64 64"
+    for mode in ("constant", "reflect", "replicate", "circular"):
+        form("pad", mode, image, out="4 64 68 68", mode=mode, before=[2, 2], value=0.5)
+    window = {"kernel": [3, 3], "stride": [2, 2], "padding": [1, 1]}
+    form("max_pool", "", image, out="4 64 32 32", dilation=[1, 1], **window)
+    form("max_pool", "2 x 2", image, out="4 64 32 32", kernel=[2, 2], stride=[2, 2], padding=[0, 0], dilation=[1, 1])
+    form("max_pool_index", "", image, out="i64: 4 64 32 32", dilation=[1, 1], **window)
+    form("avg_pool", "", image, out="4 64 32 32", count_include_pad=True, **window)
+    form("adaptive_avg_pool", "to one", image, out="4 64 1 1", axes=2)
+    form("adaptive_avg_pool", "", image, out="4 64 7 7", axes=2)
+    form("adaptive_max_pool", "", image, out="4 64 7 7", axes=2)
+    form("adaptive_max_pool_index", "", image, out="i64: 4 64 7 7", axes=2)
+    form("nearest", "", "4 64 32 32", out=image, exact=False)
+    for mode in ("linear", "cubic"):
+        form("resample", mode, "4 64 32 32", out=image, mode=mode, align_corners=False)
+    form("group_norm", "", image, "64", "64", eps=1e-5, groups=8)
+    form("batch_norm", "", image, "64", "64", "64", "64", eps=1e-5)
+    plain = {"padding": [1, 1], "dilation": [1, 1], "stride": [1, 1], "transposed": False}
+    form("conv", "3 x 3", "1 32 64 64", "32 32 3 3", "32", out="1 32 64 64", groups=1, **plain)
+    form("conv", "depthwise", image, "64 1 3 3", "64", groups=64, **plain)
+
+
 def samples() -> None:
     for mode in ("bilinear", "nearest", "bicubic"):
         form("grid_sample", mode, "4 64 64 64", "4 64 64 2", out="4 64 64 64", mode=mode, padding_mode="zeros",
@@ -333,7 +362,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.3, help="for one form")
     args = parser.parse_args()
-    for family in (elementwise, reductions, positions, shapes, products, samples):
+    for family in (elementwise, reductions, positions, shapes, products, windows, samples):
         family()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)

@@ -95,7 +95,9 @@ void scatter(ggml_tensor*, int ith, int nth, void* userdata) {
   const int last = loop.rank - 1;
   int64_t base[3] = {};
   Span own{0, job.limit};  // indices that this thread writes to
-  if (loop.count() < 2 * kGrain) {
+  // One index an element: to look at all of them takes a thread as long as to write them all.
+  const bool alone = job.split < 0 && loop.strides[2][last];
+  if (loop.count() < 2 * kGrain || alone) {
     if (ith) return;
   } else if (job.split < 0) {
     own = share(job.limit, ith, nth);

@@ -7,6 +7,7 @@
 namespace keepdim::ggml {
 
 constexpr int kLanes = 32;  // four vectors, so that one sum does not wait for the one before
+constexpr int kFew = 4;     // for runs shorter than that
 constexpr int64_t kLaneBlock = 4096;  // elements summed in f32 before the sum moves to f64
 
 template <class F, class T>
@@ -24,6 +25,20 @@ struct Lanes {
     return std::is_same_v<F, Maximum> ? bottom : top;
   }
 
+  // As one vector where F is made of comparisons, which compilers do not put together by themselves.
+  static void take(T* lanes, const T* terms) {
+    if constexpr (std::is_floating_point_v<T>) {
+      typedef T Vector __attribute__((vector_size(kFew * sizeof(T))));
+      Vector a, b;
+      std::memcpy(&a, lanes, sizeof(a));
+      std::memcpy(&b, terms, sizeof(b));
+      a = F::f(a, b);
+      std::memcpy(lanes, &a, sizeof(a));
+    } else {
+      for (int l = 0; l < kFew; ++l) lanes[l] = F::f(lanes[l], terms[l]);
+    }
+  }
+
   static Acc run(const T* x, int64_t n) {
     return run(x, n, [](T v) { return v; });
   }
@@ -33,12 +48,13 @@ struct Lanes {
   static Acc run(const T* x, int64_t n, Term&& term) {
     Acc total = first<Acc>();
     if (n < kLanes) {
-      constexpr int few = 4;
-      T lanes[few];
-      std::fill(lanes, lanes + few, first<T>());
+      T lanes[kFew], terms[kFew];
+      std::fill(lanes, lanes + kFew, first<T>());
       int64_t i = 0;
-      for (; i + few <= n; i += few)
-        for (int l = 0; l < few; ++l) lanes[l] = F::f(lanes[l], term(x[i + l]));
+      for (; i + kFew <= n; i += kFew) {
+        for (int l = 0; l < kFew; ++l) terms[l] = term(x[i + l]);
+        take(lanes, terms);
+      }
       for (; i < n; ++i) lanes[0] = F::f(lanes[0], term(x[i]));
       return static_cast<Acc>(F::f(F::f(lanes[0], lanes[1]), F::f(lanes[2], lanes[3])));
     }

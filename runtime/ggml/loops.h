@@ -182,9 +182,10 @@ inline float fast_erf(float x) {
 }
 
 template <class T>
-using Unsigned = std::make_unsigned_t<std::conditional_t<std::is_integral_v<T>, T, int>>;
+using Unsigned = std::conditional_t<sizeof(T) < sizeof(int), unsigned,
+                                    std::make_unsigned_t<std::conditional_t<std::is_integral_v<T>, T, int>>>;
 
-// Integers wrap, as in torch: the arithmetic is done unsigned.
+// Integers wrap, as in torch: the arithmetic is done unsigned, and of narrow ones not in int, which they would become.
 template <class T, class Op>
 T wrap(T a, T b, Op op) {
   if constexpr (std::is_integral_v<T>)

@@ -2,38 +2,19 @@
 #include <cmath>
 #include <limits>
 
-#include "loops.h"
+#include "half.h"
 
 namespace keepdim::ggml {
 namespace {
 
 // ---- casts
 
-// Storage types of the 16-bit floats; the others are their own.
-struct Half { ggml_fp16_t bits; };
-struct Brain { uint16_t bits; };  // the upper half of a float
-
-// To the nearest, to even between two; a NaN stays one. Without a call, so that loops of it are vectorised.
-inline Brain to_brain(float x) {
-  const uint32_t u = bits<uint32_t>(x);
-  const uint32_t nearest = (u + 0x7fff + (u >> 16 & 1)) >> 16;
-  return {static_cast<uint16_t>((u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 64 : nearest)};
-}
-
-template <class From>
-auto widen(From x) {
-  if constexpr (std::is_same_v<From, Half>) return ggml_fp16_to_fp32(x.bits);
-  else if constexpr (std::is_same_v<From, Brain>) return bits<float>(static_cast<uint32_t>(x.bits) << 16);
-  else return x;
-}
-
 template <class To, class From>
 To convert(From stored) {
   const auto x = widen(stored);
   using Wide = decltype(x);
   if constexpr (std::is_same_v<To, bool>) return x != 0;
-  else if constexpr (std::is_same_v<To, Half>) return {ggml_fp32_to_fp16(static_cast<float>(x))};
-  else if constexpr (std::is_same_v<To, Brain>) return to_brain(static_cast<float>(x));
+  else if constexpr (kIsHalf<To>) return narrow<To>(static_cast<float>(x));
   else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<std::remove_const_t<Wide>>) {
     return static_cast<To>(truncate(x));
   } else return static_cast<To>(x);
@@ -101,7 +82,8 @@ void copy(ggml_tensor*, int ith, int nth, void* userdata) {
   const int last = job.loop.rank - 1;
   constexpr int64_t w = sizeof(T);
   const int64_t sy = job.loop.strides[0][last], sx = job.loop.strides[1][last];
-  if (last > 0 && sy == w && sx != w && job.loop.strides[1][last - 1] == w) return copy_transposed<T>(job, ith, nth);
+  const bool turned = last > 0 && sy == w && sx != w && sx != 0 && job.loop.strides[1][last - 1] == w;
+  if (turned) return copy_transposed<T>(job, ith, nth);
   each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
     T* y = at<T>(job.data[0], offset[0]);
     T* x = at<T>(job.data[1], offset[1]);
@@ -109,6 +91,9 @@ void copy(ggml_tensor*, int ith, int nth, void* userdata) {
       std::memcpy(y, x, n * w);
     } else if (sy == w && sx == 0) {
       std::fill(y, y + n, *x);
+    } else if (sy == w && sx == -w) {  // a flip: whole vectors are turned round
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) y[i] = x[-i];
     } else {
       for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = *at<T>(x, i * sx);
     }

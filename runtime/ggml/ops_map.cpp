@@ -77,6 +77,9 @@ template <class T> struct Abs {
     else return x < 0 ? Neg<T>()(x) : x;
   }
 };
+// The same of a 16-bit float's bits.
+template <class T> struct TurnSign { T operator()(T x) const { return x ^ 0x8000; } };
+template <class T> struct DropSign { T operator()(T x) const { return x & 0x7fff; } };
 template <class T> struct Sign { T operator()(T x) const { return static_cast<T>((x > 0) - (x < 0)); } };
 template <class T> struct Relu { T operator()(T x) const { return x < 0 ? T(0) : x; } };  // keeps a NaN
 template <class T> struct Square { T operator()(T x) const { return x * x; } };
@@ -112,6 +115,8 @@ template <class T> struct Elu {
   explicit Elu(const MapJob& job) : alpha(job.scalar[0].as<T>()) {}
   T operator()(T x) const { return x > 0 ? x : alpha * std::expm1(x < 0 ? x : T(0)) + (x != x ? x : T(0)); }
 };
+template <class T> struct Positive { bool operator()(T x) const { return x > 0; } };
+template <class T> struct Same { T operator()(T x) const { return x; } };
 template <class T> struct Softplus {
   const T beta, threshold;
   explicit Softplus(const MapJob& job) : beta(job.scalar[0].as<T>()), threshold(job.scalar[1].as<T>()) {}
@@ -155,9 +160,9 @@ KEEPDIM_TWO(Lt, a < b);
 KEEPDIM_TWO(Le, a <= b);
 KEEPDIM_TWO(Gt, a > b);
 KEEPDIM_TWO(Ge, a >= b);
-KEEPDIM_TWO(And, a & b);
-KEEPDIM_TWO(Or, a | b);
-KEEPDIM_TWO(Xor, a ^ b);
+KEEPDIM_TWO(And, static_cast<T>(a & b));
+KEEPDIM_TWO(Or, static_cast<T>(a | b));
+KEEPDIM_TWO(Xor, static_cast<T>(a ^ b));
 #undef KEEPDIM_TWO
 
 template <class T> struct Pow {
@@ -193,34 +198,61 @@ template <class T> T quotient(T a, T b) {
   else return b == -1 ? Neg<T>()(a) : a / b;
 }
 template <class T> struct DivTrunc { T operator()(T a, T b) const { return quotient(a, b); } };
-template <class T> struct Fmod {
-  T operator()(T a, T b) const {
+
+// What is left of a division. Every number: with a loop inside.
+struct Any {
+  template <class T> static T rest(T a, T b) {
     if constexpr (std::is_floating_point_v<T>) return std::fmod(a, b);
     else return b == -1 ? 0 : a % b;
   }
 };
-template <class T> struct Remainder {  // with the sign of b
-  T operator()(T a, T b) const {
-    const T r = Fmod<T>()(a, b);
-    return r != 0 && (b < 0) != (r < 0) ? r + b : r;
+// Floats whose quotient is below 2^digits, which `Near` says: rounded, it is at most one too large, and x - q * y has no
+// more digits than x and y, so that fma gives it exactly. No loop, no branch.
+struct Short {
+  template <class T> static T rest(T a, T b) {
+    const T x = std::fabs(a), y = std::fabs(b), q = std::trunc(x / y);
+    T r = std::fma(-q, y, x);
+    r = r < 0 ? r + y : r;
+    return std::copysign(q == 0 ? x : r, a);  // y may be infinite where q is 0
   }
 };
-template <class T> struct DivFloor {
+template <class T> struct Near {
+  bool operator()(T a, T b) const {
+    return std::fabs(a / b) < static_cast<T>(int64_t(1) << std::numeric_limits<T>::digits);
+  }
+};
+
+template <class T, class Division> struct FmodBy {
+  T operator()(T a, T b) const { return Division::rest(a, b); }
+};
+template <class T, class Division> struct RemainderBy {  // with the sign of b
   T operator()(T a, T b) const {
+    const T r = Division::rest(a, b);
+    return (r != 0) & ((b < 0) != (r < 0)) ? r + b : r;
+  }
+};
+template <class T, class Division> struct DivFloorBy {
+  T operator()(T a, T b) const {
+    const T r = Division::rest(a, b);
     if constexpr (std::is_floating_point_v<T>) {
-      if (b == 0) return a / b;
-      const T r = std::fmod(a, b);
+      const T plain = a / b;
       T q = (a - r) / b;
-      if (r != 0 && (b < 0) != (r < 0)) q -= 1;
-      if (q == 0) return std::copysign(T(0), a / b);
-      const T down = std::floor(q);
-      return q - down > T(0.5) ? down + 1 : down;
+      q = (r != 0) & ((b < 0) != (r < 0)) ? q - 1 : q;
+      T down = std::floor(q);
+      down = q - down > T(0.5) ? down + 1 : down;
+      down = q == 0 ? std::copysign(T(0), plain) : down;
+      return b == 0 ? plain : down;
     } else {
-      const T q = quotient(a, b);
-      return Fmod<T>()(a, b) != 0 && (a < 0) != (b < 0) ? q - 1 : q;
+      return r != 0 && (a < 0) != (b < 0) ? quotient(a, b) - 1 : quotient(a, b);
     }
   }
 };
+template <class T> using Fmod = FmodBy<T, Any>;
+template <class T> using Remainder = RemainderBy<T, Any>;
+template <class T> using DivFloor = DivFloorBy<T, Any>;
+template <class T> using ShortFmod = FmodBy<T, Short>;
+template <class T> using ShortRemainder = RemainderBy<T, Short>;
+template <class T> using ShortDivFloor = DivFloorBy<T, Short>;
 
 // Integers have no quotient by 0: that is an error of the call, as in torch.
 template <template <class> class F, class T>
@@ -240,8 +272,29 @@ void divide(const MapJob& job, void* y, const void* const* x, unsigned single, i
 
 struct Blocks {
   Block f32 = nullptr, f64 = nullptr, i64 = nullptr, i32 = nullptr;
+  Block f16 = nullptr, bf16 = nullptr, i16 = nullptr, i8 = nullptr, u8 = nullptr, boolean = nullptr;
+  bool wraps = false;  // what it gives in narrow integers is what it gives in wide ones, cut off
+
   Block of(DType type) const {
-    return type == DType::f32 ? f32 : type == DType::f64 ? f64 : type == DType::i64 ? i64 : i32;
+    switch (type) {
+      case DType::f32: return f32;
+      case DType::f64: return f64;
+      case DType::i64: return i64;
+      case DType::i32: return i32;
+      case DType::f16: return f16;
+      case DType::bf16: return bf16;
+      case DType::i16: return i16;
+      case DType::i8: return i8;
+      case DType::u8: return u8;
+      case DType::boolean: return boolean;
+      default: return nullptr;
+    }
+  }
+  // The type that it reads tensors of a dtype in: that one, or the wide type it is computed in.
+  DType reads(DType dtype) const { return of(dtype) ? dtype : compute_type(dtype); }
+  // The same, with a number for the second operand, which a narrow type may not hold.
+  DType reads_with_number(DType dtype) const {
+    return wraps || compute_type(dtype) == DType::f32 ? reads(dtype) : compute_type(dtype);
   }
 };
 template <template <class> class F> constexpr Blocks kOneFloat = {one<F, float>, one<F, double>};
@@ -253,13 +306,37 @@ template <template <class> class F>
 constexpr Blocks kTwoAny = {two<F, float>, two<F, double>, two<F, int64_t>, two<F, int32_t>};
 template <template <class> class F>
 constexpr Blocks kDivide = {divide<F, float>, divide<F, double>, divide<F, int64_t>, divide<F, int32_t>};
+template <class T, template <class> class Quick, template <class> class Full>
+constexpr Block kQuotient = by_chunk<T, two<Near, T>, two<Quick, T>, two<Full, T>>;
+template <template <class> class Quick, template <class> class Full>
+constexpr Blocks kQuotients = {kQuotient<float, Quick, Full>, kQuotient<double, Quick, Full>, divide<Full, int64_t>,
+                               divide<Full, int32_t>};
+constexpr Blocks kElu = {by_chunk<float, one<Positive, float>, one<Same, float>, one<Elu, float>>,
+                         by_chunk<double, one<Positive, double>, one<Same, double>, one<Elu, double>>};
+// Cheap functions: to widen what is stored would take longer than they do.
+template <template <class> class F>
+constexpr Blocks kOneStored = {one<F, float>, one<F, double>,  one<F, int64_t>, one<F, int32_t>, one<F, Half>,
+                               one<F, Brain>, one<F, int16_t>, one<F, int8_t>,  one<F, uint8_t>};
+template <template <class> class F, template <class> class OfBits>
+constexpr Blocks kOneBits = {one<F, float>,         one<F, double>,  one<F, int64_t>, one<F, int32_t>, one<OfBits, uint16_t>,
+                             one<OfBits, uint16_t>, one<F, int16_t>, one<F, int8_t>,  one<F, uint8_t>};
+template <template <class> class F, bool wraps>
+constexpr Blocks kTwoStored = {two<F, float>,   two<F, double>, two<F, int64_t>, two<F, int32_t>,
+                               two<F, Half>,    two<F, Brain>,  two<F, int16_t>, two<F, int8_t>,
+                               two<F, uint8_t>, nullptr,        wraps};
+template <template <class> class F>
+constexpr Blocks kTwoBits = {nullptr,         nullptr,        two<F, int64_t>, two<F, int32_t>, nullptr, nullptr,
+                             two<F, int16_t>, two<F, int8_t>, two<F, uint8_t>, two<F, uint8_t>, true};
+template <template <class> class F>
+constexpr Blocks kCompare = {two<F, float>,   two<F, double>, two<F, int64_t>, two<F, int32_t>, nullptr, nullptr,
+                             two<F, int16_t>, two<F, int8_t>, two<F, uint8_t>, two<F, uint8_t>, false};
 
 // Multiply-adds that an element costs, roughly: what decides on threads.
 enum Cost { cheap = 2, medium = 10, dear = 30 };
 
 Tensor map_one(Build& b, const Blocks& blocks, double cost, const MapJob& numbers = {}) {
   need_fit(b, b.in(0));
-  const DType type = compute_type(b.in(0).dtype);
+  const DType type = blocks.reads(b.in(0).dtype);
   return b.map(blocks.of(type), type, type, b.out(), {&b.in(0)}, numbers, cost);
 }
 
@@ -270,7 +347,8 @@ Tensor unary_row(Build& b) {
 
 Tensor map_two(Build& b, const Blocks& blocks, double cost, bool truth) {
   need_fit(b, b.in(0));
-  const DType type = compute_type(b.in(0).dtype), made = truth ? DType::boolean : type;
+  const DType dtype = b.in(0).dtype, type = b.has(1) ? blocks.reads(dtype) : blocks.reads_with_number(dtype);
+  const DType made = truth ? DType::boolean : type;
   if (b.has(1)) {
     need_fit(b, b.in(1));
     return b.map(blocks.of(type), type, made, b.out(), {&b.in(0), &b.in(1)}, {}, cost);
@@ -366,10 +444,10 @@ constexpr Rule binary(TypeMask types) { return {1, 2, 0, "TT>T", types, kOther};
 constexpr Rule comparison(TypeMask types) { return {1, 2, 0, "TT>b", types, kOther}; }
 
 constexpr Row kRows[] = {
-    {"neg", unary(kAll), unary_row<kOneAny<Neg>, cheap>},
-    {"abs", unary(kAll), unary_row<kOneAny<Abs>, cheap>},
-    {"sign", unary(kAll), unary_row<kOneAny<Sign>, cheap>},
-    {"relu", unary(kAll), unary_row<kOneAny<Relu>, cheap>},
+    {"neg", unary(kAll), unary_row<kOneBits<Neg, TurnSign>, cheap>},
+    {"abs", unary(kAll), unary_row<kOneBits<Abs, DropSign>, cheap>},
+    {"sign", unary(kAll), unary_row<kOneStored<Sign>, cheap>},
+    {"relu", unary(kAll), unary_row<kOneStored<Relu>, cheap>},
     {"reciprocal", unary(kFloats), unary_row<kOneFloat<Reciprocal>, cheap>},
     {"ceil", unary(kFloats), unary_row<kOneFloat<Ceil>, cheap>},
     {"floor", unary(kFloats), unary_row<kOneFloat<Floor>, cheap>},
@@ -404,34 +482,34 @@ constexpr Row kRows[] = {
     {"hardswish", unary(kFloats), unary_row<kOneFloat<Hardswish>, cheap>},
     {"gelu", unary(kFloats, kApproximate), gelu},
     {"leaky_relu", unary(kFloats, kSlope), with_numbers<kOneFloat<LeakyRelu>, cheap>},
-    {"elu", unary(kFloats, kAlpha), with_numbers<kOneFloat<Elu>, medium>},
+    {"elu", unary(kFloats, kAlpha), with_numbers<kElu, medium>},
     {"softplus", unary(kFloats, kSoftplus), with_numbers<kOneFloat<Softplus>, medium>},
     {"clamp", unary(kAll, kBounds), with_numbers<kOneAny<Clamp>, cheap>},
-    {"add", binary(kAll), binary_row<kTwoAny<AddFn>, cheap>},
-    {"sub", binary(kAll), binary_row<kTwoAny<SubFn>, cheap>},
-    {"mul", binary(kAll), binary_row<kTwoAny<MulFn>, cheap>},
+    {"add", binary(kAll), binary_row<kTwoStored<AddFn, true>, cheap>},
+    {"sub", binary(kAll), binary_row<kTwoStored<SubFn, true>, cheap>},
+    {"mul", binary(kAll), binary_row<kTwoStored<MulFn, true>, cheap>},
     {"div", binary(kFloats), binary_row<kTwoFloat<DivFn>, cheap>},
-    {"div_floor", binary(kAll), binary_row<kDivide<DivFloor>, medium>},
+    {"div_floor", binary(kAll), binary_row<kQuotients<ShortDivFloor, DivFloor>, medium>},
     {"div_trunc", binary(kAll), binary_row<kDivide<DivTrunc>, medium>},
-    {"fmod", binary(kAll), binary_row<kDivide<Fmod>, medium>},
-    {"remainder", binary(kAll), binary_row<kDivide<Remainder>, medium>},
+    {"fmod", binary(kAll), binary_row<kQuotients<ShortFmod, Fmod>, medium>},
+    {"remainder", binary(kAll), binary_row<kQuotients<ShortRemainder, Remainder>, medium>},
     {"pow", binary(kAll), power},
     {"atan2", binary(kFloats), binary_row<kTwoFloat<Atan2>, dear>},
-    {"maximum", binary(kAll), binary_row<kTwoAny<MaximumFn>, cheap>},
-    {"minimum", binary(kAll), binary_row<kTwoAny<MinimumFn>, cheap>},
+    {"maximum", binary(kAll), binary_row<kTwoStored<MaximumFn, false>, cheap>},
+    {"minimum", binary(kAll), binary_row<kTwoStored<MinimumFn, false>, cheap>},
     // Half precision would round once where silu and mul round twice, and not give their bits.
     {"swiglu", {2, 2, 0, "TT>T", kF32 | bit(DType::f64), {}}, binary_row<kTwoFloat<Swiglu>, medium>},
-    {"bitwise_and", binary(kIntegers), binary_row<kTwoInteger<And>, cheap>},
-    {"bitwise_or", binary(kIntegers), binary_row<kTwoInteger<Or>, cheap>},
-    {"bitwise_xor", binary(kIntegers), binary_row<kTwoInteger<Xor>, cheap>},
+    {"bitwise_and", binary(kIntegers), binary_row<kTwoBits<And>, cheap>},
+    {"bitwise_or", binary(kIntegers), binary_row<kTwoBits<Or>, cheap>},
+    {"bitwise_xor", binary(kIntegers), binary_row<kTwoBits<Xor>, cheap>},
     {"bitwise_left_shift", binary(kIntegers), binary_row<kTwoInteger<Lshift>, cheap>},
     {"bitwise_right_shift", binary(kIntegers), binary_row<kTwoInteger<Rshift>, cheap>},
-    {"eq", comparison(kAll), compare_row<kTwoAny<Eq>>},
-    {"ne", comparison(kAll), compare_row<kTwoAny<Ne>>},
-    {"lt", comparison(kAll), compare_row<kTwoAny<Lt>>},
-    {"le", comparison(kAll), compare_row<kTwoAny<Le>>},
-    {"gt", comparison(kAll), compare_row<kTwoAny<Gt>>},
-    {"ge", comparison(kAll), compare_row<kTwoAny<Ge>>},
+    {"eq", comparison(kAll), compare_row<kCompare<Eq>>},
+    {"ne", comparison(kAll), compare_row<kCompare<Ne>>},
+    {"lt", comparison(kAll), compare_row<kCompare<Lt>>},
+    {"le", comparison(kAll), compare_row<kCompare<Le>>},
+    {"gt", comparison(kAll), compare_row<kCompare<Gt>>},
+    {"ge", comparison(kAll), compare_row<kCompare<Ge>>},
     {"where", {3, 3, 0, "bTT>T", kAll, {}}, where},
 };
 
