@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "lanes.h"
 #include "window.h"
 
 namespace keepdim::ggml {
@@ -20,7 +21,7 @@ template <class T, class Y, class Body>
 void each_output_row(const PoolJob& job, int ith, int nth, Body&& body) {
   const int64_t plane = job.in[0] * job.in[1] * job.in[2];
   const int64_t rows = job.planes * job.out[0] * job.out[1];
-  if (rows * job.out[2] < kGrain) {
+  if (std::max(rows * job.out[2], job.planes * plane) < kGrain) {
     if (ith) return;
     nth = 1;
   }
@@ -55,6 +56,10 @@ void gather_windows(const PoolJob& job, const T* x, const Window& z, const Windo
       if (job.row.taps) continue;
       for (int64_t j = 0; j < job.out[2]; ++j) {
         T a = y[j];
+        if (const int64_t n = windows[j].end - windows[j].begin; step == 1 && n >= kLanes) {
+          y[j] = F::f(a, static_cast<T>(Lanes<F, T>::run(row + windows[j].begin, n)));
+          continue;
+        }
         for (int64_t w = windows[j].begin; w < windows[j].end; w += step) a = F::f(a, row[w]);
         y[j] = a;
       }

@@ -132,6 +132,7 @@ case("sign", torch.sign, "i64", x="i64: n 64", n=N)
 case("leaky_relu", F.leaky_relu, x="f32 nan: n 8", n=N)
 case("elu", lambda x: F.elu(x, 0.7), x="f32 nan: n 8", n=N)
 case("elu", F.selu, "selu", x="n 8", n=N)
+case("elu", F.elu, "chunks of one sign", x="f32 >0: n 67", n=N)
 case("softplus", lambda x: F.softplus(x * 9, 0.8, 15), x="n 64", n=N)
 case("softplus", F.softplus, "nan", x="f32 nan: n 8", n=N)
 case("maximum", torch.clamp, "clamp by tensors", x="n 8", y="1 8", z="n 1", n=N)
@@ -155,6 +156,11 @@ for _name, _f in (("remainder", torch.remainder), ("fmod", torch.fmod)):
     case(_name, lambda x, f=_f: f(x * 1e6, 0.7), "large", x="n 64", n=N)
     case(_name, lambda x, f=_f: f(x, x.size(0)), "a size", x="i64 big: n 8", n=N)
     case(_name, lambda x, f=_f: f(x, 2.5), "nan", x="f32 nan: n 8", n=N)
+    case(_name, lambda x, y, f=_f: f(x * 3e8, y), "quotients above 2**24", x="n 64", y="f32 nan: n 64", n=N)
+    case(_name, lambda x, y, f=_f: f((x * 40).round() / 8, (y * 5).round() / 8), "multiples", x="n 67", y="n 67", n=N)
+    case(_name, lambda x, y, f=_f: f(x, y * 2.0**-70), "huge quotients, f64", x="f64: n 9", y="f64: n 9", n=N)
+case("div_floor", lambda x, y: x // y, "nan", x="f32 nan: n 8", y="f32 nan: n 8", n=N)
+case("div_floor", lambda x, y: (x * 40).round() / 8 // ((y * 5).round() / 8), "multiples", x="n 67", y="n 67", n=N)
 
 # ---------------------------------------------------------------- truths
 family("comparisons")
@@ -202,12 +208,18 @@ for _dtype in ("f64", "f16", "bf16"):
     case("add", lambda x, y: x + y, f"{_dtype} and i64", x=f"{_dtype}: n 24", y="i64: 24", n=N)
     case("clamp", lambda x: x.clamp(-0.3, 0.7), _dtype, x=f"{_dtype} nan: n 8", n=N)
     case("lt", lambda x: x < 0.3, _dtype, x=f"{_dtype} nan: n 8", n=N)
+    for _f in (torch.neg, torch.abs, torch.sign, F.relu):
+        case(_f.__name__, _f, f"{_dtype} nan", x=f"{_dtype} nan: n 13", n=N)
+    for _f in (torch.add, torch.mul, torch.maximum, torch.minimum):
+        case(_f.__name__, _f, f"{_dtype} nan", x=f"{_dtype} nan: n 13", y=f"{_dtype} nan: n 13", n=N)
     case("where", torch.where, _dtype, x="bool: n 8", y=f"{_dtype} nan: n 8", z=f"{_dtype}: 8", n=N)
 for _dtype in ("i32", "i16", "i8", "u8"):
     family(f"of {_dtype}")
     for _f in (torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, torch.eq, torch.lt, torch.bitwise_and):
         case(_f.__name__, _f, f"of {_dtype}", x=f"{_dtype} <100: n 24", y=f"{_dtype} <100: n 1", n=N)
     case("add", lambda x, y: x + y, f"{_dtype} and bool", x=f"{_dtype}: n 24", y="bool: n 24", n=N)
+    case("mul", lambda x, y: x * y * y, f"{_dtype} beyond it", x=f"{_dtype} <100: n 37", y=f"{_dtype} <100: n 37", n=N)
+    case("add", lambda x: x - 1 + 300 % 128, f"{_dtype} and a number", x=f"{_dtype}: n 37", n=N)
     case("div_floor", lambda x: x // 7, _dtype, x=f"{_dtype}: n 24", n=N)
     case("div", lambda x: x / 7, _dtype, x=f"{_dtype}: n 24", n=N)
     case("sigmoid", torch.sigmoid, _dtype, x=f"{_dtype}: n 24", n=N)

@@ -226,3 +226,11 @@ case("rms_norm", lambda x: F.rms_norm(x, x.shape[1:]), "over a symbol", x="3 n",
 for _order in (1, 2, float("inf"), -float("inf")):
     case("sqrt", lambda x, p=_order: torch.linalg.vector_norm(x, p, dim=1), f"vector norm {_order}", x="n 5", n=N)
 case("sqrt", lambda x: F.normalize(x, dim=1), "normalise", x="n 5", n=N)
+
+# ---------------------------------------------------------------- rows shorter than the lanes
+family("short rows")
+for _f in (torch.amax, torch.amin):
+    for _size in (3, 4, 16, 31):
+        case(_f.__name__, lambda x, f=_f: f(x, -1), f"rows of {_size}", x=f"f32 nan: n {_size}", n=N)
+case("softmax", lambda x: x.softmax(-1), "rows of 13", x="n 13", n=N)
+case("log_softmax", lambda x: x.log_softmax(-1), "rows of 13", x="n 13", n=N)

@@ -149,6 +149,8 @@ case("as_strided", lambda x: aten.as_strided_copy(x * 2, (2, 3, 2), (1, 4, 0)), 
 case("flip", lambda x: x.flip(0), x="n 4", n=N)
 case("flip", lambda x: x.flip(-1, 0), "two", x="b n 4", n=N, b=B)
 case("flip", lambda x: x.transpose(0, 1).flip(1), "not contiguous", x="n 4", n=N)
+case("flip", lambda x: x.flip(-1), "long rows", x="n 37", n=N)
+case("flip", lambda x: x.flip(-1), "long rows, u8", x="u8: n 67", n=N)
 case("flip", lambda x: x.flip(()) + 1, "none", x="n 4", n=N)
 case("flip", lambda x: x.rot90(1, (0, 1)), "rot90", x="n 4", n=N)
 case("flip", lambda x: x.flip(0), "empty", x="n 4", n=N0)
