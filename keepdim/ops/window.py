@@ -79,6 +79,9 @@ def _adaptive(rank: int) -> Lower:
         a.ignore("output_size")  # the result's size says it
         x, axes = a.tensor("self"), Dim.const(rank)
         if isinstance(out, Shape):
+            if name == "adaptive_avg_pool" and all(d.value == 1 for d in out.dims[-rank:]):
+                count = len(out.dims)
+                return b.emit("mean", [x], out, dims=tuple(Dim.const(i) for i in range(count - rank, count)))
             return b.emit(name, [x], out, axes=axes)
         return [b.emit(name, [x], out[0], axes=axes), b.emit("adaptive_max_pool_index", [x], out[1], axes=axes)]
 

@@ -102,6 +102,7 @@ case("adaptive_avg_pool", lambda x: F.adaptive_avg_pool2d(x, (x.size(3), x.size(
      x="b 3 h w", b=B, h=H, w=W)  # fmt: skip
 case("adaptive_avg_pool", nn.AdaptiveAvgPool2d(2), "unbatched", x="3 h w", h=H, w=W)
 case("adaptive_avg_pool", nn.AdaptiveAvgPool2d(2), "empty", x="n 3 8 9", n=N0)
+case("mean", lambda x: aten._adaptive_avg_pool2d(x, [1, 1]), "pool to one", x="b 3 h w", b=B, h=H, w=W)
 case("adaptive_avg_pool", nn.AdaptiveAvgPool3d(2), "3d", x="b 3 d h w", b=B, d=D, h=H, w=W)
 case("adaptive_avg_pool", lambda x: aten._adaptive_avg_pool3d(x, [2, 3, 4]), "3d core",
      x="b 3 d h w", b=B, d=D, h=H, w=W)  # fmt: skip
