@@ -4,6 +4,7 @@ or get wrong, is written out in a form that they keep.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
     for gm in graph_modules(ep.graph_module):
         _map_as_scan(gm)
         _join_one_dtype(gm)
+        _wide_numbers(gm)
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     if env is not None:
         with env.suppress_guards():
@@ -85,6 +87,21 @@ def _join_one_dtype(gm: GraphModule) -> None:
                     parts[i] = gm.graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
                 parts[i].meta = {**n.meta, "val": x.meta["val"].to(dtype)}
         n.update_arg(0, parts)
+
+
+def _wide_numbers(gm: GraphModule) -> None:
+    """A number beside an f64 tensor, as a tensor of that dtype: ExecuTorch makes it one of f32."""
+    for n in list(gm.graph.nodes):
+        values = [a.meta.get("val") for a in n.all_input_nodes]
+        if not isinstance(n.target, OpOverload) or not any(getattr(v, "dtype", None) is torch.float64 for v in values):
+            continue
+        for i, (given, formal) in enumerate(zip(n.args, n.target._schema.arguments, strict=False)):
+            if not isinstance(given, float) or not isinstance(formal.type, torch.TensorType):
+                continue
+            with gm.graph.inserting_before(n), detect_fake_mode(values) or contextlib.nullcontext():
+                number = gm.graph.call_function(aten.scalar_tensor.default, (given,), {"dtype": torch.float64})
+                number.meta["val"] = aten.scalar_tensor.default(given, dtype=torch.float64)
+            n.update_arg(i, number)
 
 
 def contiguous_layers(gm: GraphModule) -> None:

@@ -198,6 +198,7 @@ case("where", lambda x, m: x.masked_fill(m, -torch.inf), "masked_fill", x="n 8",
 case("where", torch.where, "rank 6, empty", x="bool: n 1 2 1 1 3", y="2 1 2 1", z="n 1 1 1 2 3", n=N0)
 
 # ---------------------------------------------------------------- dtypes
+case("mul", lambda x: x * 1e-20, "a number that f32 has not", x="f64: n 9", n=N)
 for _dtype in ("f64", "f16", "bf16"):
     family(f"of {_dtype}")
     for _f in (torch.exp, torch.tanh, F.silu, F.gelu, torch.sqrt, torch.sin, torch.neg, F.relu, torch.erf, torch.log1p):
