@@ -45,7 +45,7 @@ DTYPE_BYTES = {
     "int": 0,
     "python": 0,
 }
-# ggml's quantised weights: elements and bytes of a block. A const alone has such a dtype, in rows of whole blocks.
+# ggml's quantised weights: elements and bytes of a block. A const or state has such a dtype, in rows of whole blocks.
 BLOCKS = {
     "q8_0": (32, 34),
     "q4_0": (32, 18),

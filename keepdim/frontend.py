@@ -16,17 +16,18 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node as FxNode
 
 from . import passes
-from .contract import Contract, Place, Spec, Symbol, dtype_name, solve
+from .contract import BLOCKS, Contract, Place, Spec, Symbol, dtype_name, solve
 from .dims import Dim, Sym
 from .errors import KeepdimError, fail
 from .ops import ROWS, Args, Shape, Unsupported, dim_order_rows
 from .passes import Lowered
 from .program import NONE, Node, Program, Value, verify
-from .quant import Quantised
+from .quant import Quantised, state_shape
 from .reading import finite, shape_env_of, to_dim, to_size
 
 ASSERT = torch.ops.aten._assert_tensor_metadata.default  # of what tracing has seen
-TAKES_STORED = {("linear", 1), ("embedding", 0)}  # op and operand: a weight in another dtype than what is computed in
+# Op and operand: a weight or state in another dtype than what is computed in.
+TAKES_STORED = {("linear", 1), ("embedding", 0), ("cached_attention", 4), ("cached_attention", 5)}
 ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
 
@@ -235,8 +236,10 @@ class _Builder:
         with unset_fake_temporarily():
             if bool(data.any()):
                 fail("lower", f"buffer {node.name!r}", "is changed by the model and does not begin as zeros")
-        shape = Shape(dtype_name(data.dtype, node.name), tuple(Dim.const(d) for d in data.shape))
-        self.ids[node] = self._value(self._name(node.name), shape, "state", node.name)
+        dtype, dims = state_shape(data)
+        self.ids[node] = self._value(self._name(node.name), Shape(dtype, tuple(map(Dim.const, dims))), "state", node.name)
+        if dtype in BLOCKS:
+            self.stored.add(self.ids[node])
 
     # -- nodes
     def node(self, node: FxNode) -> None:

@@ -21,14 +21,14 @@ from . import _native
 from .errors import fail, optional
 from .mapped import Source
 from .module import Module, load
-from .quant import Quantised, fits, quantise
+from .quant import Quantised, fits, new_state, quantise
 from .reading import read
 from .signature import Signature, Transport
 from .torch_ops import cached_attention
 
 LEAST = 8  # tokens of a context: the example has 7
 LOGITS = 128  # rows of logits that one call may ask for
-CACHES = {"f32": torch.float32, "f16": torch.float16}
+CACHES = ("f32", "f16", "q8_0")
 TEXT_METHOD = "keepdim_text"  # of the file, which returns the text side
 NAME = "keepdim"  # of our attention among those of transformers
 CACHE_NAMES = ("keepdim_keys", "keepdim_values")  # of the buffers of a layer
@@ -103,10 +103,10 @@ def lower_llm(
 ) -> LanguageModel:
     """Lower a decoder of transformers (`...ForCausalLM`) for 1..max_context tokens.
 
-    `cache` is the dtype in which keys and values are kept: f32 or f16. `quant` is that of the weights of linear layers
-    and embeddings: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, f16 or bf16; None leaves them as they are. `weights`
-    are ready ones, by the name of the parameter, whose own data is then not read. Those that lie in the file `mapped`
-    stay there, and loading maps them from it. `text` stands in the file beside the model: its tokenizer, as
+    `cache` is the dtype in which keys and values are kept: f32, f16 or q8_0. `quant` is that of the weights of linear
+    layers and embeddings: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, f16 or bf16; None leaves them as they are.
+    `weights` are ready ones, by the name of the parameter, whose own data is then not read. Those that lie in the file
+    `mapped` stay there, and loading maps them from it. `text` stands in the file beside the model: its tokenizer, as
     `keepdim.generate` writes it.
     """
     from .capture import Captured
@@ -118,7 +118,7 @@ def lower_llm(
     limit = getattr(model.config, "max_position_embeddings", max_context)
     if not LEAST <= max_context <= limit:
         fail("lower", "max_context", f"{max_context} is out of range {LEAST}..{limit} of the model")
-    wrapped = _Decoder(model, max_context, CACHES[cache])
+    wrapped = _Decoder(model, max_context, cache)
     seq, rows = Dim("seq_len", min=1, max=max_context), Dim("rows", min=1, max=min(LOGITS, max_context))
     examples = (torch.zeros(1, LEAST - 1, dtype=torch.int64), torch.tensor([0]), torch.tensor([0, 1, 2]))
     with wrapped, torch.no_grad():
@@ -180,13 +180,18 @@ class _Call:
     position: torch.Tensor
 
 
+def _outside(*_: Any, **__: Any) -> Any:
+    """What transformers calls when no model is being lowered."""
+    fail("lower", f"attention {NAME!r}", "is called outside of lower_llm")
+
+
 class _Decoder(torch.nn.Module):
     """The model as it is exported: tokens [1, seq_len], position [1] and rows → logits [1, rows, vocabulary].
 
     Also a context: inside it the model's attention is ours, and every layer has its caches.
     """
 
-    def __init__(self, model: Any, max_context: int, dtype: torch.dtype):
+    def __init__(self, model: Any, max_context: int, dtype: str):
         super().__init__()
         self.model, self._context, self._dtype = model, max_context, dtype
         self._call = _Call()
@@ -198,24 +203,31 @@ class _Decoder(torch.nn.Module):
         return self.model(input_ids=tokens, position_ids=places, use_cache=False, logits_to_keep=rows).logits
 
     def __enter__(self) -> _Decoder:
-        interface = optional("lower", "transformers").AttentionInterface
-        interface.register(NAME, self._attend)
+        self._interface = optional("lower", "transformers").AttentionInterface
+        self._interface.register(NAME, self._attend)
         self._before = self.model.config._attn_implementation
         self.model.set_attn_implementation(NAME)
+        try:
+            self._make_caches()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _make_caches(self) -> None:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             self.forward(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([0]), torch.tensor([0]))
         for layer, shapes in self._layers.items():
             for name, (batch, heads, _, width) in zip(CACHE_NAMES, shapes, strict=True):
-                layer.register_buffer(
-                    name, torch.zeros(batch, heads, self._context, width, dtype=self._dtype), persistent=False
-                )
-        return self
+                cache = new_state((batch, heads, self._context, width), self._dtype)
+                layer.register_buffer(name, cache, persistent=False)
 
     def __exit__(self, *_: Any) -> None:
         for layer in self._layers:
             for name in CACHE_NAMES:
-                delattr(layer, name)
+                layer._buffers.pop(name, None)
         self.model.set_attn_implementation(self._before)
+        self._interface.register(NAME, _outside)  # transformers keeps what is registered, and with it the model
 
     def _attend(self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                 attention_mask: torch.Tensor | None, scaling: float | None = None, sliding_window: int | None = None,

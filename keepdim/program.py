@@ -234,7 +234,7 @@ def verify_contract(c: Contract) -> None:
         seen.add(s.name)
     for spec in (*c.inputs, *c.outputs):
         if spec.dtype in BLOCKS:
-            fail("verify", f"value {spec.name!r}", f"dtype {spec.dtype} stands only for a const")
+            fail("verify", f"value {spec.name!r}", f"dtype {spec.dtype} stands only for a const or state")
         _verify_dims(spec.name, spec.dtype, spec.dims)
     for k in c.constraints:
         if k.cmp not in CMPS:
@@ -294,8 +294,8 @@ def _verify_value(v: Value) -> None:
     if v.kind != "temp" and any(d.value is None for d in v.dims):
         fail("verify", f"value {v.name!r}", f"a {v.kind} has constant dims")
     if v.dtype in BLOCKS:
-        if v.kind != "const":
-            fail("verify", f"value {v.name!r}", f"dtype {v.dtype} stands only for a const")
+        if v.kind == "temp":
+            fail("verify", f"value {v.name!r}", f"dtype {v.dtype} stands only for a const or state")
         block = BLOCKS[v.dtype][0]
         if not v.dims or v.dims[-1].eval({}) % block:
             fail("verify", f"value {v.name!r}", f"its rows are no whole blocks of {block}, as {v.dtype} needs")

@@ -1,4 +1,4 @@
-"""Quantised weights: rows of ggml's blocks, made and read by ggml itself."""
+"""Quantised weights and states: rows of ggml's blocks, made and read by ggml itself."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import NamedTuple
 import torch
 
 from . import _native
-from .contract import BLOCKS, DTYPES
+from .contract import BLOCKS, DTYPE_OF, DTYPES, dtype_name
 from .errors import fail
 
 HALVES = {name: dtype for dtype, name in DTYPES.items() if name in ("f16", "bf16")}
 STORED = (*BLOCKS, *HALVES)  # dtypes in which weights of f32 layers may lie
+BYTES = "q8_0"  # what a state holds whose buffer is u8: torch has no blocks, so that a row stands there as its bytes
 
 
 class Quantised(NamedTuple):
@@ -78,3 +79,26 @@ def dequantise(q: Quantised) -> torch.Tensor:
     if q.dtype in HALVES:
         return q.stored().float()
     return torch.from_numpy(_native.dequantise(q.raw.contiguous().numpy(), q.dtype)).reshape(q.dims)
+
+
+def new_state(dims: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """A buffer of zeros for a state of f32, f16, bf16 or q8_0.
+
+    >>> new_state((1, 2, 8, 64), "q8_0").shape
+    torch.Size([1, 2, 8, 68])
+    """
+    if dtype != BYTES:
+        return torch.zeros(dims, dtype=DTYPE_OF[dtype])
+    block, size = BLOCKS[dtype]
+    if not fits(dims, dtype):
+        fail("lower", f"state {list(dims)}", f"its rows are no whole blocks of {block}, as {dtype} needs")
+    return torch.zeros(*dims[:-1], dims[-1] // block * size, dtype=torch.uint8)
+
+
+def state_shape(buffer: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    """The dtype and the dims of the state that a buffer stands for."""
+    dims = tuple(buffer.shape)
+    block, size = BLOCKS[BYTES]
+    if buffer.dtype != torch.uint8 or not dims or dims[-1] % size:
+        return dtype_name(buffer.dtype, "a state"), dims
+    return BYTES, (*dims[:-1], dims[-1] // size * block)

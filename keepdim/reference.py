@@ -426,8 +426,10 @@ def bind(program: Program, inputs: Sequence[Any]) -> dict[str, int]:
 
 
 def _weight(v: Value, data: torch.Tensor) -> torch.Tensor:
-    """A weight as a tensor, where it lies as blocks."""
-    return dequantise(Quantised(v.dtype, tuple(d.eval({}) for d in v.dims), data)) if v.dtype in BLOCKS else data
+    """A weight as a tensor, where it lies as blocks; a state stays what it is."""
+    if v.dtype not in BLOCKS or v.kind == "state":
+        return data
+    return dequantise(Quantised(v.dtype, tuple(d.eval({}) for d in v.dims), data))
 
 
 def run(program: Program, weights: Mapping[str, torch.Tensor], inputs: Sequence[Any]) -> list[Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .quant import BYTES, Quantised, dequantise, quantise, state_shape
+
 LIBRARY = torch.library.Library("keepdim", "DEF")
 LIBRARY.define(
     "cached_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
@@ -20,7 +22,7 @@ def cached_attention(
     query: torch.Tensor,  # [batch, heads, new, width]
     key: torch.Tensor,  # [batch, kv heads, new, width]
     value: torch.Tensor,
-    key_cache: torch.Tensor,  # [batch, kv heads, context, width]
+    key_cache: torch.Tensor,  # [batch, kv heads, context, width], as `quant.new_state` makes it
     value_cache: torch.Tensor,
     position: torch.Tensor,  # i64 [1]: how many rows of the caches are filled
     scale: float,
@@ -48,19 +50,30 @@ def _cached_attention(
     filled = before + new
     if before < 0 or filled > key_cache.shape[2]:
         raise IndexError(f"rows {before}..{filled} do not fit a cache of {key_cache.shape[2]}")
-    key_cache[:, :, before:filled] = key
-    value_cache[:, :, before:filled] = value
+    for cache, x in ((key_cache, key), (value_cache, value)):
+        cache[:, :, before:filled] = _stored(x, cache)
     seen = torch.ones(new, filled, dtype=torch.bool).tril(before)
     if window:
         seen = seen.triu(before + 1 - window)
     return F.scaled_dot_product_attention(
         query,
-        key_cache[:, :, :filled].to(query.dtype),
-        value_cache[:, :, :filled].to(query.dtype),
+        _read(key_cache[:, :, :filled]).to(query.dtype),
+        _read(value_cache[:, :, :filled]).to(query.dtype),
         attn_mask=seen,
         scale=scale,
         enable_gqa=True,
     )
+
+
+def _stored(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """Rows as a cache keeps them."""
+    dtype, _ = state_shape(cache)
+    return quantise(x, dtype).raw.reshape(*x.shape[:-1], -1) if dtype == BYTES else x
+
+
+def _read(cache: torch.Tensor) -> torch.Tensor:
+    dtype, dims = state_shape(cache)
+    return dequantise(Quantised(dtype, dims, cache.reshape(-1, cache.shape[-1]))) if dtype == BYTES else cache
 
 
 @torch.library.register_fake("keepdim::cached_attention", lib=LIBRARY)
@@ -68,7 +81,7 @@ def _shape_of_cached_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
     position: torch.Tensor, scale: float, window: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    return query.new_empty(*query.shape[:3], value_cache.shape[3])
+    return query.new_empty(*query.shape[:3], value.shape[3])
 
 
 LIBRARY.define("stand_in(Tensor[] inputs, SymInt[] size, ScalarType dtype) -> Tensor")

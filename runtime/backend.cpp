@@ -171,7 +171,7 @@ class EngineBackend final : public et::BackendInterface {
       const et::NamedDataMap* data = context.get_named_data_map();
       const std::string_view json(static_cast<const char*>(processed->data()), processed->size());
       h->delegate = std::make_unique<Delegate>(info_, json, [&](const std::string& key) { return weight(*h, data, key); },
-                                              states_of(data));
+                                              states_of(data), [&](const std::string& key) { h->weights.erase(key); });
       processed->Free();
       const Contract& contract = h->delegate->program().contract;
       h->args.resize(contract.inputs.size());
@@ -201,7 +201,7 @@ class EngineBackend final : public et::BackendInterface {
   void destroy(et::DelegateHandle* handle) const override { delete static_cast<Handle*>(handle); }
 
  private:
-  // The bytes of a key, mapped once and kept as long as the handle.
+  // The bytes of a key, mapped once and kept until they are released, or as long as the handle.
   static Bytes weight(Handle& h, const et::NamedDataMap* data, const std::string& key) {
     auto it = h.weights.find(key);
     if (it == h.weights.end()) {

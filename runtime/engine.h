@@ -13,12 +13,13 @@
 
 namespace keepdim {
 
-// A weight's bytes, alive as long as the engine that asked for them.
+// A weight's bytes, alive until they are released, or as long as the engine that asked for them.
 struct Bytes {
   const void* data = nullptr;
   size_t size = 0;
 };
 using Weights = std::function<Bytes(const std::string& key)>;  // throws when the key is missing
+using Release = std::function<void(const std::string& key)>;   // its bytes are not read again
 
 // Process-wide settings; every field may be changed at any time and is read at the next use.
 struct Options {
@@ -60,7 +61,7 @@ struct EngineInfo {
   void (*check)(const Program& program);
   // Whether a row reads this attribute as data at run time; such a dim is no part of the plan's key.
   bool (*is_data)(const std::string& op, const std::string& attr);
-  std::unique_ptr<Engine> (*create)(const Program& program, const Weights& weights);
+  std::unique_ptr<Engine> (*create)(const Program& program, const Weights& weights, const Release& release);
   std::vector<std::string> (*ops)();  // names of all rows, for tests and docs
 };
 

@@ -201,7 +201,8 @@ size_t States::bytes() const {
 
 // ---- Delegate
 
-Delegate::Delegate(const EngineInfo& engine, std::string_view json, const Weights& weights, std::shared_ptr<States> states)
+Delegate::Delegate(const EngineInfo& engine, std::string_view json, const Weights& weights, std::shared_ptr<States> states,
+                   const Release& release)
     : info_(engine), program_(Program::parse(json)), states_(std::move(states)) {
   info_.check(program_);
   counters_.engine = info_.name;
@@ -212,7 +213,9 @@ Delegate::Delegate(const EngineInfo& engine, std::string_view json, const Weight
   const DimTable& dims = program_.contract.dims;
   const auto constant = [&](DimId id) { return dims.is_constant(id); };
   key_dims_.erase(std::remove_if(key_dims_.begin(), key_dims_.end(), constant), key_dims_.end());
-  engine_ = info_.create(program_, checked(weights));
+  engine_ = info_.create(program_, checked(weights, release), [&](const std::string& key) {
+    if (copies_.erase(key) == 0) release(key);  // what was copied has been released before
+  });
 
   Live& l = live();
   std::lock_guard<std::mutex> lock(l.mutex);
@@ -250,7 +253,7 @@ void Delegate::collect_key(const std::vector<Node>& nodes) {
 }
 
 // Asks the host once for each key, checks the byte counts, and copies what is not aligned for its dtype.
-Weights Delegate::checked(const Weights& weights) {
+Weights Delegate::checked(const Weights& weights, const Release& release) {
   auto all = std::make_shared<std::map<std::string, Bytes>>();
   for (const Value& value : program_.values) {
     if (value.kind != Value::Kind::constant && value.kind != Value::Kind::state) continue;
@@ -272,9 +275,11 @@ Weights Delegate::checked(const Weights& weights) {
                                       std::to_string(bytes.size) + ". Lower the model again.");
     }
     if (reinterpret_cast<uintptr_t>(bytes.data) % dtype_align(value.dtype) != 0) {
-      copies_.emplace_back(new char[bytes.size]);
-      std::memcpy(copies_.back().get(), bytes.data, bytes.size);
-      bytes.data = copies_.back().get();
+      std::unique_ptr<char[]>& copy = copies_[value.key];
+      copy.reset(new char[bytes.size]);
+      std::memcpy(copy.get(), bytes.data, bytes.size);
+      bytes.data = copy.get();
+      release(value.key);
     }
   }
   return [all](const std::string& key) {

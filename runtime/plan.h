@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -74,7 +75,7 @@ class Outputs {
 class KEEPDIM_API Delegate {
  public:
   Delegate(const EngineInfo& engine, std::string_view json, const Weights& weights,
-           std::shared_ptr<States> states = std::make_shared<States>());
+           std::shared_ptr<States> states = std::make_shared<States>(), const Release& release = [](const std::string&) {});
   ~Delegate();
   Delegate(const Delegate&) = delete;
   Delegate& operator=(const Delegate&) = delete;
@@ -86,7 +87,7 @@ class KEEPDIM_API Delegate {
   void clear_plans();
 
  private:
-  Weights checked(const Weights& weights);
+  Weights checked(const Weights& weights, const Release& release);
   void add_key(int32_t id);
   void collect_key(const std::vector<Node>& nodes);
   Plan& plan();  // for sizes_, found or built
@@ -96,7 +97,7 @@ class KEEPDIM_API Delegate {
   mutable std::mutex mutex_;
   std::vector<DimId> key_dims_;
   std::shared_ptr<States> states_;
-  std::vector<std::unique_ptr<char[]>> copies_;  // of weights whose memory is not aligned
+  std::map<std::string, std::unique_ptr<char[]>> copies_;  // of weights whose memory is not aligned
   std::unique_ptr<Engine> engine_;
   PlanCache cache_;  // after the engine: plans go first
   Counters counters_;

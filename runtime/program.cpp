@@ -218,7 +218,7 @@ class ContractReader {
       subject += " " + quote(spec.name);
       spec.dtype = read_dtype(j, subject);
       if (spec.dtype == DType::python && !bare_) refuse(subject, "dtype python stands only in a method's own contract.");
-      if (is_quantised(spec.dtype)) refuse(subject, std::string("dtype ") + dtype_name(spec.dtype) + " stands only for a const.");
+      if (is_quantised(spec.dtype)) refuse(subject, std::string("dtype ") + dtype_name(spec.dtype) + " stands only for a const or state.");
       spec.dims = read_dims(j, spec.dtype, subject);
       out.push_back(std::move(spec));
     }
@@ -348,7 +348,7 @@ class ProgramReader {
 
   void check_blocks(const Value& value, const std::string& subject) {
     const std::string name = dtype_name(value.dtype);
-    if (value.kind != Value::Kind::constant) refuse(subject, "dtype " + name + " stands only for a const.");
+    if (value.kind == Value::Kind::temp) refuse(subject, "dtype " + name + " stands only for a const or state.");
     const auto block = static_cast<int64_t>(dtype_block(value.dtype));
     if (value.dims.empty() || p_.contract.dims.node(value.dims.back()).value % block != 0) {
       refuse(subject, "its rows are no whole blocks of " + std::to_string(block) + ", as " + name + " needs.");

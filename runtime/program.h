@@ -17,7 +17,7 @@ constexpr int kFormatVersion = 1;
 
 // `integer` is a host integer (an argument or result that is no tensor); its one dim is its value.
 // `python` is any other constant argument (None, a string, a flag); only the method's contract has it.
-// From q8_0 on: ggml's blocks of quantised weights, which only constants have.
+// From q8_0 on: ggml's blocks of quantised weights, which only constants and states have.
 enum class DType : uint8_t {
   f32, f16, bf16, f64, i8, u8, i16, i32, i64, boolean, integer, python,
   q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k

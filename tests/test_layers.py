@@ -27,7 +27,7 @@ SEES = {
     "mapped": {"errors", "cache"},
     "signature": {"errors", "contract", "mapped"},
     "pte": {"errors", "program", "signature"},
-    "torch_ops": set(),
+    "torch_ops": {"quant"},
     "ops": {"dims", "contract", "program", "torch_ops"},
     "quant": {"_native", "errors", "contract"},
     "reference": {"errors", "dims", "contract", "program", "quant", "torch_ops"},

@@ -350,8 +350,8 @@ INVALID = [
         both(put("values", 0, "dtype", "q4_k"), put("values", 0, "dims", [])),
         "no whole blocks of 256",
     ),
-    ("temp of blocks", put("values", 1, "dtype", "q8_0"), "dtype q8_0 stands only for a const"),
-    ("input of blocks", put(*IN, 0, "dtype", "q8_0"), "dtype q8_0 stands only for a const"),
+    ("temp of blocks", put("values", 1, "dtype", "q8_0"), "dtype q8_0 stands only for a const or state"),
+    ("input of blocks", put(*IN, 0, "dtype", "q8_0"), "dtype q8_0 stands only for a const or state"),
     ("kind unknown", put("values", 0, "kind", "input"), "'input'"),
     ("const without a key", put("values", 0, "key", ""), "a const needs a key"),
     (

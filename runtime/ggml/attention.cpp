@@ -1,34 +1,12 @@
-// Attention over tiles of keys, with the softmax carried along: the scores are never there as a whole. All tiles are
-// transposed, so that a lane is a query: the largest score and the sum need no step across lanes, and keys and values
-// are read by single elements, as they lie.
-#include <limits>
-
-#include "tile.h"
+// Attention of many queries, over tiles of keys with the softmax carried along: the scores are never there as a whole.
+// All tiles are transposed, so that a lane is a query: the largest score and the sum need no step across lanes, and keys
+// and values are read by single elements, as they lie.
+#include "attention.h"
 
 namespace keepdim::ggml {
 namespace {
 
-constexpr int64_t kKeys = 64;    // of a tile, whose scores stay in the first cache
 constexpr int64_t kPanels = 16;  // of kWidth queries, which share one tile of keys and values
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// e^x for x <= 0; what is below the normal numbers becomes 0, a NaN stays one.
-Vector exponential(Vector x) {
-  using Whole = int32_t __attribute__((vector_size(sizeof(Vector))));
-  constexpr float low = -87.0f, shift = 12582912.0f;  // its last bits count in ones
-  const Vector z = x < low ? Vector{} + low : x;
-  const Vector shifted = z * 1.44269504f + shift;
-  const Vector n = shifted - shift;
-  const Vector r = (z - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const Whole power = (bits<Whole>(shifted) << 23) + bits<int32_t>(1.0f);
-  return x < low ? Vector{} : p * bits<Vector>(power);
-}
 
 // Queries that are computed side by side, one a column. The heads that share keys stand behind each other.
 struct Panel {
@@ -40,12 +18,6 @@ struct Panel {
   int64_t begin[kWidth];              // and begin here
   int64_t first, widest;              // of the first tile of keys; the largest begin
   const char* mask[kWidth];
-};
-
-// How many keys there are, and how many of them lie before the queries' own; decided by data where there is a cache.
-struct Reach {
-  int64_t keys, before;
-  bool causal;
 };
 
 struct Unit {  // one head of keys and values, some panels of queries
@@ -69,15 +41,6 @@ void rows_product(Tile tile, int64_t rows, int64_t a_row) {
     tile.start = start + span.begin * tile.start_pitch;
     multiply_rows<vectors, true>(tile, span.end - span.begin);
   }
-}
-
-float mask_value(const AttentionJob& job, const char* at) {
-  return job.bool_mask ? (*at ? 0.0f : -kInfinity) : *reinterpret_cast<const float*>(at);
-}
-
-// By hand a bool mask puts -inf whatever the score was, a NaN too.
-float masked(const AttentionJob& job, float score, float value) {
-  return job.bool_mask && !job.safe && value < 0 ? value : score + value;
 }
 
 void add_mask(const Unit& u, const Panel& p, int64_t first, int64_t keys) {
@@ -160,15 +123,6 @@ void attend(const Unit& u, Panel& p, int64_t first, int64_t keys) {
                         job.value_width, u.v_step);
 }
 
-// A copy in f32 without gaps.
-void gather_rows(float* y, Convert read, const char* x, int64_t rows, int64_t n, int64_t row, int64_t step) {
-  for (int64_t r = 0; r < rows; ++r, y += n, x += row) {
-    if (read) read(y, sizeof(float), x, step, n);
-    else if (step == sizeof(float)) std::memcpy(y, x, n * sizeof(float));
-    else for (int64_t i = 0; i < n; ++i) y[i] = *reinterpret_cast<const float*>(x + i * step);
-  }
-}
-
 // Rows become columns and columns rows, in as many passes as the lanes have bits.
 void transpose(Vector (&x)[kVector]) {
   using Index = int32_t __attribute__((vector_size(sizeof(Vector))));
@@ -187,22 +141,6 @@ void transpose(Vector (&x)[kVector]) {
     }
     for (int i = 0; i < kVector; ++i) x[i] = y[i];
   }
-}
-
-// A row times its cosines, plus its halves swapped, the first of them negated, times its sines. In room for two rows.
-float* turned(float* room, const char* x, int64_t step, int64_t n, const float* cos, const float* sin) {
-  const float* row = reinterpret_cast<const float*>(x);
-  if (step != sizeof(float)) {
-    gather_rows(room + n, nullptr, x, 1, n, 0, step);
-    row = room + n;
-  }
-  const int64_t half = n / 2;
-#pragma GCC ivdep
-  for (int64_t i = 0; i < half; ++i) {
-    room[i] = row[i] * cos[i] - row[i + half] * sin[i];
-    room[i + half] = row[i + half] * cos[i + half] + row[i] * sin[i + half];
-  }
-  return room;
 }
 
 // The queries of a panel as columns, scaled.
@@ -261,9 +199,7 @@ void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* 
   int64_t head = first / job.queries, row = first % job.queries;
   for (int c = 0; c < p.columns; ++c) {
     to[c] = reinterpret_cast<float*>(y + head * job.y_head + row * job.y_row);
-    // A query that sees nothing gets zeros; by hand it is 0 / 0.
-    const bool zeros = p.weight[c] == 0 && (job.safe || job.keys == 0);
-    scale[c] = zeros ? 0.0f : 1.0f / p.weight[c];
+    scale[c] = inverse_weight(job, p.weight[c]);
     if (++row == job.queries) row = 0, ++head;
   }
   int64_t done = 0;
@@ -278,7 +214,7 @@ void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* 
     for (int c = 0; c < p.columns; ++c) to[c][e] = p.sum[e * kWidth + c] * scale[c];
 }
 
-void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const int64_t* offset, int64_t mask_offset) {
+void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const int64_t* offset, int64_t mask) {
   const int64_t count = panels.end - panels.begin, columns = job.group * job.queries;
   const int64_t of_panel = (job.width + job.value_width) * kWidth;
   const int64_t turns = job.data[6] ? (kWidth + 1) * job.width : 0;
@@ -293,7 +229,7 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
     all[i].sum = all[i].queries + job.width * kWidth;
     const int64_t first = (panels.begin + i) * kWidth;
     start_panel(job, reach, all[i], {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
-                static_cast<const char*>(job.data[4]) + mask_offset, k_copy + kKeys * (job.width + job.value_width));
+                static_cast<const char*>(job.data[4]) + mask, k_copy + kKeys * (job.width + job.value_width));
     begin = std::min(begin, all[i].first);
     last = std::max(last, all[i].last);
   }
@@ -301,10 +237,10 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
     const int64_t keys = std::min(kKeys, last - first);
     unit.k = at<char>(job.data[2], offset[2] + first * job.k_row);
     unit.v = at<char>(job.data[3], offset[3] + first * job.v_row);
-    if (count > 1 || job.read) {
+    if (count > 1 || job.stored) {
       float* v_copy = k_copy + kKeys * job.width;
-      gather_rows(k_copy, job.read, unit.k, keys, job.width, job.k_row, job.k_step);
-      gather_rows(v_copy, job.read, unit.v, keys, job.value_width, job.v_row, job.v_step);
+      gather_rows(k_copy, job.width, job.stored, unit.k, keys, job.width, job.k_row, job.k_step);
+      gather_rows(v_copy, job.value_width, job.stored, unit.v, keys, job.value_width, job.v_row, job.v_step);
       unit.k = reinterpret_cast<char*>(k_copy);
       unit.v = reinterpret_cast<char*>(v_copy);
       unit.k_step = unit.v_step = sizeof(float);
@@ -323,27 +259,34 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
 
 void attention(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const AttentionJob*>(userdata);
-  const int64_t panels = (job.group * job.queries + kWidth - 1) / kWidth, heads = job.loop.count();
-  int64_t parts = (panels + kPanels - 1) / kPanels;
-  if (nth > 1 && heads * parts < 4 * nth)  // too little to share out evenly
-    parts = std::min(panels, std::max(parts, (4 * nth + heads - 1) / heads));
-  Loop loop = job.loop;
-  loop.push(parts, 0);
   Reach reach{job.keys, 0, job.causal};
   if (job.data[5]) {
     const int64_t before = *static_cast<const int64_t*>(job.data[5]);
     if (before < 0 || before > job.keys - job.queries) return;  // the store has failed
     reach = {before + job.queries, before, true};
   }
+  if (job.group * job.queries <= kFewQueries) return few_queries(job, reach, ith, nth);
+  const int64_t panels = (job.group * job.queries + kWidth - 1) / kWidth, heads = job.loop.count();
+  int64_t parts = (panels + kPanels - 1) / kPanels;
+  if (nth > 1 && heads * parts < 4 * nth)  // too little to share out evenly
+    parts = std::min(panels, std::max(parts, (4 * nth + heads - 1) / heads));
+  Loop loop = job.loop;
+  loop.push(parts, 0);
   const int64_t work = (job.width + job.value_width) * reach.keys * (job.group * job.queries / parts + 1);
   each_unit(job, loop, work, ith, nth, [&](int64_t position, const int64_t* offset) {
-    int64_t rest = position / parts, mask_offset = 0;
-    for (int d = job.loop.rank - 1; d >= 0; --d) {
-      mask_offset += rest % job.loop.dims[d] * job.mask_batch[d];
-      rest /= job.loop.dims[d];
-    }
-    run_unit(job, reach, share(panels, static_cast<int>(position % parts), static_cast<int>(parts)), offset, mask_offset);
+    const Span own = share(panels, static_cast<int>(position % parts), static_cast<int>(parts));
+    run_unit(job, reach, own, offset, mask_offset(job, position / parts));
   });
+}
+
+// A row of f32 as its cache keeps it.
+void store_row(const Stored* stored, char* y, const char* x, int64_t step, int64_t n, float* room) {
+  if (!stored) return gather_rows(reinterpret_cast<float*>(y), n, nullptr, x, 1, n, 0, step);
+  if (step != sizeof(float)) {
+    gather_rows(room, n, nullptr, x, 1, n, 0, step);
+    x = reinterpret_cast<char*>(room);
+  }
+  stored->write(reinterpret_cast<const float*>(x), y, n);
 }
 
 void store(ggml_tensor*, int ith, int nth, void* userdata) {
@@ -355,7 +298,7 @@ void store(ggml_tensor*, int ith, int nth, void* userdata) {
                       std::to_string(job.limit) + ".");
     return;
   }
-  float* room = scratch(2 * job.size[0]);
+  float* room = scratch(2 * std::max(job.size[0], job.size[1]));
   if (!room) return job.fail(0, "there is no memory for a row.");
   Loop loop = job.loop;
   loop.push(job.rows, job.row[0], job.x_row[0], job.x_row[1], job.row[1]);
@@ -368,9 +311,9 @@ void store(ggml_tensor*, int ith, int nth, void* userdata) {
           turned(room, key, step, job.size[0], at<float>(job.data[5], turn), at<float>(job.data[6], turn)));
       step = sizeof(float);
     }
-    job.convert[0](at<char>(job.data[0], offset[0] + before * job.row[0]), job.row[0] / job.size[0], key, step, job.size[0]);
-    job.convert[1](at<char>(job.data[4], offset[3] + before * job.row[1]), job.row[1] / job.size[1],
-                   at<char>(job.data[3], offset[2]), job.x_step[1], job.size[1]);
+    store_row(job.stored, at<char>(job.data[0], offset[0] + before * job.row[0]), key, step, job.size[0], room);
+    store_row(job.stored, at<char>(job.data[4], offset[3] + before * job.row[1]), at<char>(job.data[3], offset[2]),
+              job.x_step[1], job.size[1], room);
   });
 }
 

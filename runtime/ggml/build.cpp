@@ -504,7 +504,8 @@ bool Build::reuse_operand(int32_t index) {
   return false;
 }
 
-// Best fit into the gaps between living buffers, in the order of the steps.
+// Best fit into the gaps between living buffers, in the order of the steps. An operand that no step has made is room for
+// the step that has it.
 void Build::place_buffers() {
   gaps_.clear();
   int64_t top = 0;
@@ -524,28 +525,30 @@ void Build::place_buffers() {
     }
     if (after->offset + after->bytes == top) top = after->offset, gaps_.erase(after);
   };
-  for (int32_t i = 0; i < static_cast<int32_t>(steps_.size()); ++i) {
-    Buffer& out = buffers_[steps_[i].out];
-    if (out.kind == Buffer::Kind::arena && !out.placed) {
-      out.placed = true;
-      if (!reuse_operand(i)) {
-        const int64_t bytes = align(out.bytes);
-        auto best = gaps_.end();
-        for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap)
-          if (gap->bytes >= bytes && (best == gaps_.end() || gap->bytes < best->bytes)) best = gap;
-        if (best != gaps_.end()) {
-          out.offset = best->offset;
-          best->offset += bytes;
-          best->bytes -= bytes;
-          if (best->bytes == 0) gaps_.erase(best);
-        } else {
-          out.offset = top;
-          if (__builtin_add_overflow(top, bytes, &top)) over_limit(INT64_MAX);
-        }
-        plan_->arena_bytes = std::max(plan_->arena_bytes, top);
-      }
+  const auto take = [&](Buffer& buffer) {
+    const int64_t bytes = align(buffer.bytes);
+    auto best = gaps_.end();
+    for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap)
+      if (gap->bytes >= bytes && (best == gaps_.end() || gap->bytes < best->bytes)) best = gap;
+    if (best != gaps_.end()) {
+      buffer.offset = best->offset;
+      best->offset += bytes;
+      best->bytes -= bytes;
+      if (best->bytes == 0) gaps_.erase(best);
+    } else {
+      buffer.offset = top;
+      if (__builtin_add_overflow(top, bytes, &top)) over_limit(INT64_MAX);
     }
+    plan_->arena_bytes = std::max(plan_->arena_bytes, top);
+  };
+  for (int32_t i = 0; i < static_cast<int32_t>(steps_.size()); ++i) {
     const Step& step = steps_[i];
+    for (int o = 0; o < kMaxData; ++o) {
+      const int32_t b = o ? step.ins[o - 1] : step.out;
+      if (b < 0 || buffers_[b].kind != Buffer::Kind::arena || buffers_[b].placed) continue;
+      buffers_[b].placed = true;
+      if (o > 0 || !reuse_operand(i)) take(buffers_[b]);
+    }
     for (int o = 0; o < kMaxData; ++o) {
       const int32_t b = o ? step.ins[o - 1] : step.out;
       if (b < 0 || buffers_[b].kind != Buffer::Kind::arena || buffers_[b].last != i) continue;

@@ -20,7 +20,7 @@ namespace keepdim::ggml {
 
 constexpr int kMaxRank = 8;
 constexpr int kMaxOperands = 4;  // of a loop, the result included
-constexpr int kMaxData = 8;      // of one kernel, the result included
+constexpr int kMaxData = 9;      // of one kernel, the result included
 
 // A strided view of one buffer. Permute, slice, select and expand are views of any rank, without a copy.
 struct Tensor {
@@ -163,7 +163,8 @@ struct IndexJob : Job {
 // How weights lie that are not f32: in blocks, or each on its own.
 struct Stored {
   int64_t block, bytes;
-  void (*read)(const void* x, float* y, int64_t n);  // n elements, of whole blocks, as f32
+  void (*read)(const void* x, float* y, int64_t n);   // n elements, of whole blocks, as f32
+  void (*write)(const float* x, void* y, int64_t n);  // nullptr where only files have them
 
   int64_t bytes_of(int64_t n) const { return n / block * bytes; }
 };
@@ -171,6 +172,7 @@ const Stored* stored(DType dtype);  // quant.cpp; nullptr when it is not read so
 
 struct LookupJob : Job {  // rows of a weight as f32; the result and the index are contiguous
   int64_t rows = 0, size = 0, limit = 0;  // how many are read, of how many elements, out of how many
+  const float* packed = nullptr;          // the weight in panels, where they are columns
   const Stored* stored = nullptr;
   bool wide = false;  // 64-bit indices
 };
@@ -189,7 +191,8 @@ struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, t
   Block activation = nullptr;        // of the result
 };
 // `loop` is over the batch and the heads of keys and values; operands q, k, v, mask, how many keys were there before the
-// queries' own (i64: each query then sees those and its own up to itself), and cosines and sines to turn the queries by.
+// queries' own (i64: each query then sees those and its own up to itself), cosines and sines to turn the queries by, and
+// room for parts.
 struct AttentionJob : Job {
   int64_t group = 1;       // heads of queries for each head of keys
   int64_t queries = 0, keys = 0, width = 0, value_width = 0;
@@ -197,7 +200,7 @@ struct AttentionJob : Job {
   int64_t q_head = 0, q_row = 0, q_step = 0;  // all strides in bytes
   int64_t k_row = 0, k_step = 0, v_row = 0, v_step = 0, y_head = 0, y_row = 0;
   int64_t mask_batch[kMaxRank] = {}, mask_head = 0, mask_row = 0, mask_step = 0;
-  Convert read = nullptr;  // of keys and values, where they are not f32
+  const Stored* stored = nullptr;  // keys and values, where they are not f32
   int64_t turn_row = 0;    // bytes between rows of cosines and sines, where queries are turned by them
   float scale = 1;
   bool causal = false, bool_mask = false;
@@ -210,7 +213,7 @@ struct StoreJob : Job {
   int64_t rows = 0, limit = 0;             // new ones; of the caches
   int64_t size[2] = {};                    // elements of a row, of keys and of values; all that follows likewise
   int64_t row[2] = {}, x_row[2] = {}, x_step[2] = {};  // strides in bytes: of the cache, of what is new
-  Convert convert[2] = {};
+  const Stored* stored = nullptr;  // of the caches, where they are not f32
   int64_t turn_row = 0;  // bytes between rows of cosines and sines
 };
 
@@ -251,9 +254,11 @@ Kernel product_kernel(DType dtype);                        // ProductJob
 Kernel few_rows_kernel();                                  // ProductJob with few rows and a stored weight, f32
 Kernel lookup_kernel();                                    // LookupJob
 int64_t packed_floats(int64_t k, int64_t n);
+void read_packed(const float* packed, int64_t k, int64_t column, float* y);  // k elements
 // Panels of weight[k, n]; strides in bytes.
 void pack_weight(float* packed, const void* weight, int64_t k, int64_t n, int64_t step, int64_t column);
 Kernel attention_kernel();                                 // AttentionJob, f32
+int64_t attention_room(const AttentionJob& job);           // floats for parts of the keys, its last operand
 Kernel store_kernel();                                     // StoreJob
 Kernel recurrent_kernel(Cell cell);                        // ScanJob, f32
 Kernel pack_kernel();                                      // ScanJob: a weight [batch, size] into panels
@@ -361,6 +366,8 @@ struct Weight {
   int64_t step = 0, column = 0;  // strides in elements
 };
 Weight weight_of(const Program& program, const Node& node);  // ops_product.cpp
+// Whether a node reads rows of the same constant, and finds them in its panels.
+bool looks_up(const Program& program, const Node& node, const Weight& w);  // ops_index.cpp
 
 // One plan under construction. Rows read operands and attributes, check their shapes, and add kernels.
 class Build {

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <utility>
+#include <tuple>
 
 #include "build.h"
 #include "ggml_engine.h"
@@ -54,9 +54,9 @@ class Memory {
 
 class GgmlEngine final : public Engine {
  public:
-  GgmlEngine(const Program& program, const Weights& weights)
+  GgmlEngine(const Program& program, const Weights& weights, const Release& release)
       : program_(program), nodes_(resolve(program)), constants_(load(weights)), build_(program_, constants_) {
-    pack();
+    pack(release);
   }
 
   std::unique_ptr<Plan> build(const int64_t* sizes, size_t memory_limit) override {
@@ -79,7 +79,7 @@ class GgmlEngine final : public Engine {
 
  private:
   std::vector<const void*> load(const Weights& weights);
-  void pack();
+  void pack(const Release& release);
   void patch(GgmlPlan& plan, const Call& call);
   void compute(GgmlPlan& plan);
 
@@ -88,7 +88,7 @@ class GgmlEngine final : public Engine {
   const std::vector<const void*> constants_;  // by value id
   Build build_;
   Memory arena_, work_;
-  std::map<std::pair<int32_t, int64_t>, Memory> packed_;  // by value and stride: one may be read both ways
+  std::map<std::tuple<int32_t, int64_t, int64_t>, Memory> packed_;  // by value, stride and depth: one may be read both ways
   size_t packed_bytes_ = 0;
 };
 
@@ -102,27 +102,44 @@ std::vector<const void*> GgmlEngine::load(const Weights& weights) {
   return constants;
 }
 
-// Weights of products, once, as the product reads them; the originals are not touched again.
-void GgmlEngine::pack() {
+// Weights of products, once, as the product reads them. An original that nothing else reads is let go, one at a time, so
+// that there are never two copies of all.
+void GgmlEngine::pack(const Release& release) {
+  std::map<std::string, size_t> reads;  // of originals, by key
+  const auto count = [&](int32_t id) {
+    if (id != kNone && program_.values[id].kind == Value::Kind::constant) ++reads[program_.values[id].key];
+  };
+  for (const Resolved& node : nodes_)
+    for (int32_t id : node.node->ins) count(id);
+  for (int32_t id : program_.results) count(id);
+
   std::vector<float> wide;
   for (Resolved& node : nodes_) {
     const Weight w = weight_of(program_, *node.node);
     if (w.value == kNone) continue;
-    Memory& memory = packed_[{w.value, w.step}];
+    const Value& value = program_.values[w.value];
+    size_t& left = reads[value.key];
+    Memory& memory = packed_[{w.value, w.step, w.k}];
     if (!memory.bytes()) {
       const void* data = constants_[w.value];
-      const DType dtype = program_.values[w.value].dtype;
-      if (dtype != DType::f32) {
+      if (value.dtype != DType::f32) {
         wide.resize(static_cast<size_t>(w.k * w.n));
-        converter(dtype, DType::f32)(wide.data(), sizeof(float), data, static_cast<int64_t>(dtype_bytes(dtype)), w.k * w.n);
+        const auto bytes = static_cast<int64_t>(dtype_bytes(value.dtype));
+        converter(value.dtype, DType::f32)(wide.data(), sizeof(float), data, bytes, w.k * w.n);
         data = wide.data();
       }
       auto* to = reinterpret_cast<float*>(memory.reserve(packed_floats(w.k, w.n) * sizeof(float)));
       constexpr int64_t width = sizeof(float);
       pack_weight(to, data, w.k, w.n, w.step * width, w.column * width);
       packed_bytes_ += memory.bytes();
+      for (Resolved& other : nodes_) {
+        if (!looks_up(program_, *other.node, w)) continue;
+        other.packed = to;
+        --left;
+      }
     }
     node.packed = reinterpret_cast<const float*>(memory.reserve(0));
+    if (--left == 0) release(value.key);
   }
 }
 
@@ -181,8 +198,8 @@ const EngineInfo& ggml_engine() {
       "KeepdimGgml",
       ggml::check,
       ggml::is_data,
-      [](const Program& program, const Weights& weights) -> std::unique_ptr<Engine> {
-        return std::make_unique<ggml::GgmlEngine>(program, weights);
+      [](const Program& program, const Weights& weights, const Release& release) -> std::unique_ptr<Engine> {
+        return std::make_unique<ggml::GgmlEngine>(program, weights, release);
       },
       ggml::row_names,
   };

@@ -98,11 +98,15 @@ void each_row(const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
   for (int64_t i = span.begin; i < span.end; ++i, at.next()) body(i, at.offset);
 }
 
-// The same, but threads take positions as they come, more at a time while there are many: for units that take long.
+// The same, but threads take positions as they come, more at a time while there are many: for units that take long. True
+// in one thread, when all of them are done.
 template <class Body>
-void each_unit(const Job& job, const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
+bool each_unit(const Job& job, const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
   const int64_t count = loop.count();
-  if (nth == 1 || count * work < 2 * kGrain) return each_row(loop, work, ith, nth, std::forward<Body>(body));
+  if (nth == 1 || count * work < 2 * kGrain) {
+    each_row(loop, work, ith, nth, std::forward<Body>(body));
+    return ith == 0;
+  }
   Units& units = job.units;
   for (int64_t begin = units.next.load(std::memory_order_relaxed); begin < count;) {
     const int64_t end = begin + std::max<int64_t>(1, (count - begin) / (4 * nth));
@@ -111,9 +115,10 @@ void each_unit(const Job& job, const Loop& loop, int64_t work, int ith, int nth,
     for (int64_t i = begin; i < end; ++i, at.next()) body(i, at.offset);
     begin = units.next.load(std::memory_order_relaxed);
   }
-  if (units.left.fetch_add(1, std::memory_order_acq_rel) + 1 < nth) return;
+  if (units.left.fetch_add(1, std::memory_order_acq_rel) + 1 < nth) return false;
   units.left.store(0, std::memory_order_relaxed);
   units.next.store(0, std::memory_order_relaxed);
+  return true;
 }
 
 template <class T>

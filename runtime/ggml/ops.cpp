@@ -59,7 +59,7 @@ struct Check {
       case 'b': return need(has == DType::boolean, "bool");
       case 'i': return need(has == DType::i64 || has == DType::i32, "i64 or i32");
       case 'l': return need(has == DType::i64, "i64");
-      case 'S': return need(has == DType::f32 || has == DType::f16 || has == DType::bf16, "f32, f16 or bf16");
+      case 'S': return need(has == DType::f32 || (stored(has) && stored(has)->write), "f32, f16, bf16 or q8_0");
       case 'm': return need(has == same || has == DType::boolean, std::string(dtype_name(same)) + " or bool");
       case 'w':
       case 'T': need(has == same, dtype_name(same)); [[fallthrough]];

@@ -122,7 +122,7 @@ Tensor index_select(Build& b) {
   return read(b, part_of(b, b.in(0), 1, {need_dim(b, b.in(0))}, false));
 }
 
-// Rows of a weight in another dtype, half or quantised.
+// Rows of a weight in another dtype, half or quantised, or in panels.
 Tensor stored_rows(Build& b) {
   const Tensor &w = b.in(0), &index = b.in(1);
   Tensor out = b.out();
@@ -130,7 +130,7 @@ Tensor stored_rows(Build& b) {
   if (w.rank == 2 && index.rank < kMaxRank) expected.dims[expected.rank++] = w.dims[1];
   if (w.rank != 2 || !same_dims(expected, out))
     b.refuse("result " + dims_text(out) + " is not made of rows of " + dims_text(w) + " at " + dims_text(index) + ".");
-  const Tensor rows = b.contiguous(w), from = b.contiguous(index);
+  const Tensor rows = b.packed() ? Tensor() : b.contiguous(w), from = b.contiguous(index);
   out.dtype = DType::f32;
   out.pack();
   b.allocate(out);
@@ -139,7 +139,8 @@ Tensor stored_rows(Build& b) {
   job->rows = index.count();
   job->size = w.dims[1];
   job->limit = w.dims[0];
-  job->stored = stored(rows.dtype);
+  job->packed = b.packed();
+  job->stored = stored(w.dtype);
   job->wide = index.dtype == DType::i64;
   b.step(lookup_kernel(), job, out, {&rows, &from}, 3.0 * static_cast<double>(out.count()));
   return b.cast(out, b.out().dtype);
@@ -147,7 +148,7 @@ Tensor stored_rows(Build& b) {
 
 Tensor embedding(Build& b) {
   if (b.in(0).rank < 1) b.refuse("the weight has no rows.");
-  if (b.in(0).dtype != b.out().dtype) return stored_rows(b);
+  if (b.packed() || b.in(0).dtype != b.out().dtype) return stored_rows(b);
   return read(b, part_of(b, b.in(0), 1, {0}, false));
 }
 
@@ -242,6 +243,11 @@ constexpr Row kRows[] = {
 };
 
 }  // namespace
+
+bool looks_up(const Program& program, const Node& node, const Weight& w) {
+  const bool columns = w.step == 1 && w.column == w.k;  // that the rows of the constant are
+  return node.op == "embedding" && node.ins[0] == w.value && columns && program.values[w.value].dtype == DType::f32;
+}
 
 Table index_rows() { return {kRows, std::size(kRows)}; }
 

@@ -252,9 +252,23 @@ AttentionJob* attention_job(Build& b, Tensor& out, const Tensor& q, const Tensor
   return job;
 }
 
-double attention_cost(const AttentionJob& job, const Tensor& out) {
-  return static_cast<double>(out.count() / job.value_width) * static_cast<double>(job.keys) *
-         static_cast<double>(job.width + job.value_width);
+// The operands of an AttentionJob; what is not there is nullptr.
+struct AttentionIns {
+  const Tensor *q, *k, *v, *mask = nullptr, *position = nullptr, *cos = nullptr, *sin = nullptr;
+};
+
+void attention_step(Build& b, AttentionJob* job, const Tensor& out, const AttentionIns& ins) {
+  Tensor room;
+  room.rank = 1;
+  room.dims[0] = attention_room(*job);
+  room.pack();
+  b.allocate(room);
+  const double cost = static_cast<double>(out.count() / job->value_width) * static_cast<double>(job->keys) *
+                      static_cast<double>(job->width + job->value_width);
+  const Tensor nothing;
+  const auto given = [&](const Tensor* x) { return x ? x : &nothing; };
+  b.step(attention_kernel(), job, out,
+         {ins.q, ins.k, ins.v, given(ins.mask), given(ins.position), given(ins.cos), given(ins.sin), &room}, cost);
 }
 
 Tensor attention(Build& b) {
@@ -276,7 +290,7 @@ Tensor attention(Build& b) {
     for (int d = 0; d <= head; ++d) job->mask_batch[d] = stride_at(mask, scores, d);
     if (head >= 0) job->mask_head = job->mask_batch[head], job->mask_batch[head] *= job->group;
   }
-  b.step(attention_kernel(), job, out, {&q, &k, &v, &mask}, attention_cost(*job, out));
+  attention_step(b, job, out, {&q, &k, &v, &mask});
   return out;
 }
 
@@ -322,13 +336,13 @@ Tensor cached_attention(Build& b) {
   auto* store = b.make<StoreJob>();
   store->rows = q.dims[2];
   store->limit = k.dims[2];
+  store->stored = stored(k.dtype);
   store->turn_row = turn_row;
   for (int i = 0; i < 2; ++i) {
     store->size[i] = fresh[i]->dims[3];
     store->row[i] = caches[i]->strides[2];
     store->x_row[i] = fresh[i]->strides[2];
     store->x_step[i] = fresh[i]->strides[3];
-    store->convert[i] = converter(DType::f32, caches[i]->dtype);
   }
   for (int d = 0; d < 2; ++d)
     store->loop.push(k.dims[d], k.strides[d], fresh[0]->strides[d], fresh[1]->strides[d], v.strides[d]);
@@ -338,10 +352,9 @@ Tensor cached_attention(Build& b) {
   AttentionJob* job = attention_job(b, out, q, k, v);
   if (b.attr("window")) job->window = b.size("window");
   if (job->window < 0) b.refuse("its window is " + std::to_string(job->window) + ".");
-  job->read = k.dtype == DType::f32 ? nullptr : converter(k.dtype, DType::f32);
+  job->stored = stored(k.dtype);
   job->turn_row = turn_row;
-  const Tensor mask;
-  b.step(attention_kernel(), job, out, {&q, &k, &v, &mask, &position, &cos, &sin}, attention_cost(*job, out));
+  attention_step(b, job, out, {&q, &k, &v, nullptr, &position, &cos, &sin});
   return out;
 }
 

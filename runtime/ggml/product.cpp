@@ -164,6 +164,11 @@ void plain_product(ggml_tensor*, int ith, int nth, void* userdata) {
 
 }  // namespace
 
+void read_packed(const float* packed, int64_t k, int64_t column, float* y) {
+  const float* from = packed + column / kWidth * kWidth * k + column % kWidth;
+  for (int64_t i = 0; i < k; ++i) y[i] = from[i * kWidth];
+}
+
 int64_t packed_floats(int64_t k, int64_t n) { return (n + kWidth - 1) / kWidth * kWidth * k; }
 
 void pack_weight(float* packed, const void* weight, int64_t k, int64_t n, int64_t step, int64_t column) {

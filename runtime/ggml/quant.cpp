@@ -29,6 +29,16 @@ ggml_type type_of(DType dtype) {
 void read_f16(const void* x, float* y, int64_t n) { ggml_cpu_fp16_to_fp32(static_cast<const ggml_fp16_t*>(x), y, n); }
 void read_bf16(const void* x, float* y, int64_t n) { ggml_cpu_bf16_to_fp32(static_cast<const ggml_bf16_t*>(x), y, n); }
 
+void write_f16(const float* x, void* y, int64_t n) { ggml_cpu_fp32_to_fp16(x, static_cast<ggml_fp16_t*>(y), n); }
+void write_bf16(const float* x, void* y, int64_t n) { ggml_cpu_fp32_to_bf16(x, static_cast<ggml_bf16_t*>(y), n); }
+
+// As `quantise` does it, to the bit.
+template <ggml_type type>
+void write_blocks(const float* x, void* y, int64_t n) {
+  static const ggml_from_float_t write = ggml_get_type_traits(type)->from_float_ref;
+  write(x, y, n);
+}
+
 template <ggml_type type>
 void read_blocks(const void* x, float* y, int64_t n) {
   static const ggml_to_float_t read = ggml_get_type_traits(type)->to_float;
@@ -180,7 +190,7 @@ void few_rows(ggml_tensor*, int ith, int nth, void* userdata) {
 
 void lookup(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const LookupJob*>(userdata);
-  const int64_t pitch = job.stored->bytes_of(job.size);
+  const int64_t pitch = job.packed ? 0 : job.stored->bytes_of(job.size);
   Loop loop;
   loop.push(job.rows, 0);
   each_row(loop, job.size, ith, nth, [&](int64_t i, const int64_t*) {
@@ -188,19 +198,22 @@ void lookup(ggml_tensor*, int ith, int nth, void* userdata) {
     if (index < 0 || index >= job.limit)
       return job.fail(i, "index " + std::to_string(index) + " is " +
                              (job.limit ? "out of range 0.." + std::to_string(job.limit - 1) : "not in an empty dim") + ".");
-    job.stored->read(at<char>(job.data[1], index * pitch), static_cast<float*>(job.data[0]) + i * job.size, job.size);
+    float* y = static_cast<float*>(job.data[0]) + i * job.size;
+    if (job.packed) read_packed(job.packed, job.size, index, y);
+    else job.stored->read(at<char>(job.data[1], index * pitch), y, job.size);
   });
 }
 
 }  // namespace
 
 const Stored* stored(DType dtype) {
-  static constexpr Stored f16{1, 2, read_f16}, bf16{1, 2, read_bf16};
-  static constexpr Stored q8_0{32, 34, read_quants<GGML_TYPE_Q8_0, BlockQ8>}, q4_0{32, 18, read_quants<GGML_TYPE_Q4_0, BlockQ4>},
-      q4_1{32, 20, read_quants<GGML_TYPE_Q4_1, BlockQ4m>}, q5_0{32, 22, read_quants<GGML_TYPE_Q5_0, BlockQ5>},
-      q5_1{32, 24, read_quants<GGML_TYPE_Q5_1, BlockQ5m>};
-  static constexpr Stored q4_k{256, 144, read_blocks<GGML_TYPE_Q4_K>}, q5_k{256, 176, read_blocks<GGML_TYPE_Q5_K>},
-      q6_k{256, 210, read_quants<GGML_TYPE_Q6_K, BlockQ6k, 256>};
+  static constexpr Stored f16{1, 2, read_f16, write_f16}, bf16{1, 2, read_bf16, write_bf16};
+  static constexpr Stored q8_0{32, 34, read_quants<GGML_TYPE_Q8_0, BlockQ8>, write_blocks<GGML_TYPE_Q8_0>},
+      q4_0{32, 18, read_quants<GGML_TYPE_Q4_0, BlockQ4>, nullptr},
+      q4_1{32, 20, read_quants<GGML_TYPE_Q4_1, BlockQ4m>, nullptr}, q5_0{32, 22, read_quants<GGML_TYPE_Q5_0, BlockQ5>, nullptr},
+      q5_1{32, 24, read_quants<GGML_TYPE_Q5_1, BlockQ5m>, nullptr};
+  static constexpr Stored q4_k{256, 144, read_blocks<GGML_TYPE_Q4_K>, nullptr}, q5_k{256, 176, read_blocks<GGML_TYPE_Q5_K>, nullptr},
+      q6_k{256, 210, read_quants<GGML_TYPE_Q6_K, BlockQ6k, 256>, nullptr};
   switch (dtype) {
     case DType::f16: return &f16;
     case DType::bf16: return &bf16;

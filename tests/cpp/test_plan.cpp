@@ -40,7 +40,7 @@ const EngineInfo kFake = {"fake",
                           "KeepdimFake",
                           [](const Program&) {},
                           [](const std::string& op, const std::string& attr) { return op == "mul" && attr == "other"; },
-                          [](const Program& program, const Weights& weights) -> std::unique_ptr<Engine> {
+                          [](const Program& program, const Weights& weights, const Release&) -> std::unique_ptr<Engine> {
                             weights("sha-w");
                             return std::make_unique<FakeEngine>(program);
                           },
