@@ -127,6 +127,18 @@ def test_a_cache_of_halves() -> None:
     assert 2 * half["state_bytes"] == whole["state_bytes"]
 
 
+def test_a_cache_of_blocks() -> None:
+    """Keys and values of 8 bits: as far off as eager is when they are rounded so."""
+    model = tiny("Qwen3", head_dim=32)
+    lowered, full = lower_llm(model, CONTEXT, cache="q8_0"), lower_llm(model, CONTEXT)
+    off = worst(lowered, TOKENS, wanted(model, TOKENS), [31, 1, 40, 1])
+    assert 0 < off < 0.2  # a step of q8_0 is 1/127 of the largest of 32, and logits of this model go up to ten
+    (blocks,), (whole,) = lowered.module.counters(), full.module.counters()
+    assert blocks["state_bytes"] * 4 * 32 == whole["state_bytes"] * 34
+    again = worst(lowered, TOKENS, wanted(model, TOKENS), [73])
+    assert abs(again - off) < 0.1  # what is seen is the same rows
+
+
 def test_a_file_keeps_nothing_of_the_sequence(qwen: tuple[Any, LanguageModel], tmp_path: Path) -> None:
     """Two loaded models never mix."""
     model, lowered = qwen
@@ -193,13 +205,16 @@ def test_rewinding_too_far(qwen: tuple[Any, LanguageModel]) -> None:
     ("more", "sentence"),
     [
         ({"max_context": 129}, r"\[lower\] max_context: 129 is out of range 8..128"),
-        ({"cache": "q3"}, r"\[lower\] cache 'q3': is not one of f32, f16"),
+        ({"cache": "q3"}, r"\[lower\] cache 'q3': is not one of f32, f16, q8_0"),
+        ({"cache": "q8_0"}, r"\[lower\] state \[1, 2, 128, 16\]: its rows are no whole blocks of 32, as q8_0 needs"),
     ],
 )
 def test_bad_settings(more: dict[str, Any], sentence: str) -> None:
     """Said before anything is exported."""
+    model = tiny("Llama")
     with pytest.raises(keepdim.KeepdimError, match=sentence):
-        lower_llm(tiny("Llama"), **more)
+        lower_llm(model, **{"max_context": CONTEXT, **more})
+    assert model.config._attn_implementation == "sdpa" and not any("keepdim" in n for n, _ in model.named_buffers())
 
 
 def test_a_model_that_does_not_go_into_one_delegate() -> None:

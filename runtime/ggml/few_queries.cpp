@@ -56,17 +56,6 @@ struct Eights {  // q8_0
 };
 #endif
 
-// Rows that are read next, asked for one at a time: memory is slower than what is done with them.
-struct Ahead {
-  const char* rows;
-  int64_t row, bytes, count;
-
-  void fetch(int64_t i) const {
-    if (i >= count) return;
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(rows + i * row + line);
-  }
-};
-
 // ---- the queries of one head of keys
 
 // All rows are whole vectors, with zeros behind what there is.
@@ -80,20 +69,22 @@ struct Queries {
 
 constexpr int64_t whole(int64_t n) { return (n + kVector - 1) / kVector * kVector; }
 
-// The sums over the lanes of each of x.
-Vector across(Vector (&x)[kVector]) {
-  using Index = int32_t __attribute__((vector_size(sizeof(Vector))));
-  Index low, high;
-  for (int i = 0; i < kVector; ++i) {
-    low[i] = i / 2 + i % 2 * kVector;
-    high[i] = low[i] + kVector / 2;
-  }
-#pragma GCC unroll 4
-  for (int count = kVector / 2; count; count /= 2)
-#pragma GCC unroll 8
-    for (int i = 0; i < count; ++i)
-      x[i] = __builtin_shuffle(x[i], x[i + count], low) + __builtin_shuffle(x[i], x[i + count], high);
-  return x[0];
+using Index = int32_t __attribute__((vector_size(sizeof(Vector))));
+
+// The sums over the lanes of each of x: first within fours of lanes, then over those.
+Vector across(const Vector (&x)[kVector]) {
+#ifdef __AVX512F__
+  constexpr Index low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29}, high = low + 2;
+  constexpr Index even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}, odd = even + 4;
+#else
+  constexpr Index low = {0, 8, 1, 9, 4, 12, 5, 13}, high = low + 2;
+  constexpr Index even = {0, 1, 2, 3, 8, 9, 10, 11}, odd = even + 4;
+#endif
+  const auto halves = [&](Vector a, Vector b) { return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high); };
+  const auto pairs = [&](Vector a, Vector b) { return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd); };
+  const auto four = [&](int i) { return halves(halves(x[i], x[i + 2]), halves(x[i + 1], x[i + 3])); };
+  if constexpr (kVector == 16) return pairs(pairs(four(0), four(4)), pairs(four(8 % kVector), four(12 % kVector)));
+  else return pairs(four(0), four(4));
 }
 
 float across(Vector x) {
@@ -103,52 +94,51 @@ float across(Vector x) {
 }
 
 template <class Rows, int n, int columns>
-inline void add_products(Vector (&sums)[columns], const char* key, const float* queries, int64_t pitch, int64_t i) {
-  Vector x[n];
-  Rows::template read<n>(key, i, x);
+inline void add_products(Vector (&sums)[2][columns], const char* const (&keys)[2], const float* queries, int64_t pitch, int64_t i) {
+  Vector x[2][n];
+  for (int r = 0; r < 2; ++r) Rows::template read<n>(keys[r], i, x[r]);
 #pragma GCC unroll 4
-  for (int c = 0; c < columns; ++c)
+  for (int v = 0; v < n; ++v)
 #pragma GCC unroll 4
-    for (int v = 0; v < n; ++v) sums[c] += x[v] * load(queries + c * pitch + (i + v) * kVector);
+    for (int c = 0; c < columns; ++c) {
+      const Vector query = load(queries + c * pitch + (i + v) * kVector);
+      for (int r = 0; r < 2; ++r) sums[r][c] += x[r][v] * query;
+    }
 }
 
-// Scores of some queries with all keys of a tile.
+// Scores of some queries with all keys of a tile, two of them at a time; behind the last there is anything.
 template <class Rows, int columns>
-void score(const Queries& q, int64_t first, const char* k, int64_t row, int64_t keys, const Ahead& ahead) {
-  const int64_t vectors = q.width / kVector, groups = vectors / kGroup * kGroup;
+void score(const Queries& q, int64_t first, const char* k, int64_t row, int64_t keys) {
+  constexpr int n = columns > 3 ? kGroup / 2 : kGroup;
+  const int64_t vectors = q.width / kVector;
   const float* queries = q.rows + first * q.width;
   for (int64_t j = 0; j < keys; j += kVector) {
     Vector all[columns][kVector];
-    for (int64_t r = 0; r < kVector; ++r) {
-      Vector sums[columns] = {};
-      if (j + r < keys) {
-        const char* key = k + (j + r) * row;
-        ahead.fetch(j + r);
-        int64_t i = 0;
-        for (; i < groups; i += kGroup) add_products<Rows, kGroup>(sums, key, queries, q.width, i);
-        if constexpr (!Rows::blocks)
-          for (; i < vectors; ++i) add_products<Rows, 1>(sums, key, queries, q.width, i);
-      }
-      for (int c = 0; c < columns; ++c) all[c][r] = sums[c];
+    for (int64_t r = 0; r < kVector; r += 2) {
+      const char* const pair[] = {k + std::min(j + r, keys - 1) * row, k + std::min(j + r + 1, keys - 1) * row};
+      Vector sums[2][columns] = {};
+      int64_t i = 0;
+      for (; i + n <= vectors; i += n) add_products<Rows, n>(sums, pair, queries, q.width, i);
+      if constexpr (!Rows::blocks)
+        for (; i < vectors; ++i) add_products<Rows, 1>(sums, pair, queries, q.width, i);
+      for (int c = 0; c < columns; ++c) all[c][r] = sums[0][c], all[c][r + 1] = sums[1][c];
     }
     for (int c = 0; c < columns; ++c) store(q.scores + (first + c) * kKeys + j, across(all[c]));
   }
 }
 
 template <class Rows, int n, int columns>
-inline void add_vectors(const float* weights, float* sum, int64_t pitch, const char* v, int64_t row, int64_t keys, int64_t i,
-                        const Ahead& ahead) {
+inline void add_vectors(const float* weights, float* sum, int64_t pitch, const char* v, int64_t row, int64_t keys, int64_t i) {
   Vector sums[columns][n];
   for (int c = 0; c < columns; ++c)
     for (int e = 0; e < n; ++e) sums[c][e] = load(sum + c * pitch + (i + e) * kVector);
   for (int64_t j = 0; j < keys; ++j, v += row) {
     Vector x[n];
     Rows::template read<n>(v, i, x);
-    if (i == 0) ahead.fetch(j);
 #pragma GCC unroll 4
-    for (int c = 0; c < columns; ++c)
+    for (int e = 0; e < n; ++e)
 #pragma GCC unroll 4
-      for (int e = 0; e < n; ++e) sums[c][e] += weights[c * kKeys + j] * x[e];
+      for (int c = 0; c < columns; ++c) sums[c][e] += weights[c * kKeys + j] * x[e];
   }
   for (int c = 0; c < columns; ++c)
     for (int e = 0; e < n; ++e) store(sum + c * pitch + (i + e) * kVector, sums[c][e]);
@@ -156,15 +146,15 @@ inline void add_vectors(const float* weights, float* sum, int64_t pitch, const c
 
 // Values of a tile by the weights of some queries.
 template <class Rows, int columns>
-void add_values(const Queries& q, int64_t first, const char* v, int64_t row, int64_t keys, const Ahead& ahead) {
+void add_values(const Queries& q, int64_t first, const char* v, int64_t row, int64_t keys) {
   constexpr int n = columns * kGroup > 12 ? kGroup / 2 : kGroup;  // what the registers hold
   const int64_t vectors = q.value_width / kVector;
   const float* weights = q.scores + first * kKeys;
   float* sum = q.sum + first * q.value_width;
   int64_t i = 0;
-  for (; i + n <= vectors; i += n) add_vectors<Rows, n, columns>(weights, sum, q.value_width, v, row, keys, i, ahead);
+  for (; i + n <= vectors; i += n) add_vectors<Rows, n, columns>(weights, sum, q.value_width, v, row, keys, i);
   if constexpr (!Rows::blocks)
-    for (; i < vectors; ++i) add_vectors<Rows, 1, columns>(weights, sum, q.value_width, v, row, keys, i, ahead);
+    for (; i < vectors; ++i) add_vectors<Rows, 1, columns>(weights, sum, q.value_width, v, row, keys, i);
 }
 
 void add_mask(const AttentionJob& job, const Queries& q, int64_t c, int64_t first, int64_t keys) {
@@ -202,7 +192,7 @@ void weigh(Queries& q, int64_t c, int64_t keys) {
 // ---- keys and values, a tile at a time
 
 // Some queries with rows of a tile.
-using Step = void (*)(const Queries& q, int64_t first, const char* rows, int64_t row, int64_t keys, const Ahead& ahead);
+using Step = void (*)(const Queries& q, int64_t first, const char* rows, int64_t row, int64_t keys);
 
 struct Steps {
   Step score[kAtOnce], add_values[kAtOnce];
@@ -235,9 +225,6 @@ struct Source {  // keys or values
     gather_rows(copy, whole(width), job.stored, rows, keys, width, row, step);
     return reinterpret_cast<char*>(copy);
   }
-  Ahead ahead(int64_t first, int64_t keys) const {
-    return {data + first * row, row, job.stored ? job.stored->bytes_of(width) : width * step, keys};
-  }
   int64_t pitch() const { return copy ? whole(width) * static_cast<int64_t>(sizeof(float)) : row; }
 };
 
@@ -246,10 +233,9 @@ void in_turns(int64_t count, Run&& run) {
   for (int64_t first = 0; first < count; first += kAtOnce) run(first, std::min<int64_t>(kAtOnce, count - first) - 1);
 }
 
-void attend(const AttentionJob& job, Queries& q, const Source& k, const Source& v, int64_t first, int64_t keys, int64_t next) {
+void attend(const AttentionJob& job, Queries& q, const Source& k, const Source& v, int64_t first, int64_t keys) {
   const char* rows = k.tile(first, keys);
-  const Ahead values = v.ahead(first, keys), more = k.ahead(first + keys, next);
-  in_turns(q.count, [&](int64_t c, int64_t few) { k.steps->score[few](q, c, rows, k.pitch(), keys, values); });
+  in_turns(q.count, [&](int64_t c, int64_t few) { k.steps->score[few](q, c, rows, k.pitch(), keys); });
   for (int64_t c = 0; c < q.count; ++c) {
     if (job.data[4]) add_mask(job, q, c, first, keys);
     float* scores = q.scores + c * kKeys;
@@ -258,7 +244,7 @@ void attend(const AttentionJob& job, Queries& q, const Source& k, const Source& 
     weigh(q, c, keys);
   }
   rows = v.tile(first, keys);
-  in_turns(q.count, [&](int64_t c, int64_t few) { v.steps->add_values[few](q, c, rows, v.pitch(), keys, more); });
+  in_turns(q.count, [&](int64_t c, int64_t few) { v.steps->add_values[few](q, c, rows, v.pitch(), keys); });
 }
 
 // ---- units
@@ -331,7 +317,7 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span keys, const int6
   start(job, reach, q, at<char>(job.data[1], offset[1]), static_cast<const char*>(job.data[4]) + mask_offset,
         copy + copies[0] + copies[1]);
   for (int64_t first = keys.begin; first < keys.end; first += kKeys)
-    attend(job, q, k, v, first, std::min(kKeys, keys.end - first), std::clamp<int64_t>(keys.end - first - kKeys, 0, kKeys));
+    attend(job, q, k, v, first, std::min(kKeys, keys.end - first));
   for (int64_t c = 0; c < q.count; ++c) {
     const float* sum = q.sum + c * q.value_width;
     if (!part) {

@@ -9,12 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from keepdim.quant import new_state
 from keepdim.torch_ops import cached_attention
 
 from .table import N0, B, N, case, family
 
 L = (1, 130, 33, 130)  # more than a tile of keys
 M = (2, 70, 9, 70)
+LONG = (1, 700, 33, 700)  # more than a part of keys
+FEW = (1, 4, 2, 4)
 
 
 def sdpa(**more: Any) -> Callable[..., torch.Tensor]:
@@ -70,6 +73,13 @@ case("sdpa", sdpa(), "rank 3", q="b n 16", k="b m 16", v="b m 16", n=N, m=M, b=B
 case("sdpa", sdpa(), "rank 5", q="2 b 3 n 4", k="2 b 3 m 4", v="2 b 3 m 4", mask="bool: b 1 n m", n=N, m=M, b=B)
 case("sdpa", sdpa(), "width is a symbol", q="b 2 n m", k="b 2 n m", v="b 2 n 5", n=N, m=M, b=B)
 case("sdpa", sdpa(), "no width", q="2 m n", k="2 m n", v="2 m 5", n=N0, m=M)
+case("sdpa", sdpa(enable_gqa=True), "few queries", q="b 6 1 40", k="b 2 m 40", v="b 2 m 24", m=LONG, b=B)
+case("sdpa", sdpa(), "few queries, odd", q="2 n 19", k="2 m 19", v="2 m 7", n=FEW, m=LONG)
+case("sdpa", sdpa(), "few queries, a mask", q="b 3 n 16", k="b 3 m 16", v="b 3 m 8", mask="b 3 n m", n=FEW, m=LONG, b=B)
+case("sdpa", sdpa(), "few queries, a bool mask", q="b 2 8", k="b m 8", v="b m 8", mask="bool: b 1 m", m=LONG, b=B)
+case("sdpa", seen, "few queries, one sees nothing", q="n 8", k="m 8", v="m 8", mask="n m", n=FEW, m=LONG)
+case("sdpa", sdpa(is_causal=True), "few queries, causal", q="2 n 8", k="2 m 8", v="2 m 8", n=FEW, m=LONG)
+case("sdpa", sdpa(), "few queries, nan", q="2 3 8", k="f32 nan: 2 m 8", v="f32 nan: 2 m 8", m=LONG)
 case("sdpa", sdpa(), "odd", q="b 3 n 7", k="b 3 n 7", v="b 3 n 19", n=L, b=B)
 case("sdpa", sdpa(), "wide", q="2 n 200", k="2 n 200", v="2 n 200", n=L)
 case("sdpa", heads, "of views", x="b n 72", mask="bool: b n", n=L, b=B)
@@ -90,18 +100,21 @@ case(
 
 
 class Cached(nn.Module):
-    """Attention over a cache of 40 rows, some of them filled."""
+    """Attention over a cache, some rows of it filled."""
 
-    def __init__(self, heads: int, dtype: torch.dtype = torch.float32, turned: bool = False, **more: Any):
+    def __init__(
+        self, heads: int, dtype: str = "f32", turned: bool = False, rows: int = 40, widths: tuple[int, int] = (8, 6), **more: Any
+    ):
         super().__init__()
         self.more, self.turned = more, turned
-        self.register_buffer("keys", torch.zeros(1, heads, 40, 8, dtype=dtype))
-        self.register_buffer("values", torch.zeros(1, heads, 40, 6, dtype=dtype))
+        for name, width in zip(("keys", "values"), widths, strict=True):
+            self.register_buffer(name, new_state((1, heads, rows, width), dtype))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         if self.turned:
-            angle = (position + torch.arange(q.size(2)))[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001] * 2)
-            q, k = (x * angle.cos() + torch.cat([-x[..., 4:], x[..., :4]], -1) * angle.sin() for x in (q, k))
+            half = q.size(3) // 2
+            angle = (position + torch.arange(q.size(2)))[:, None] * torch.tensor([10 ** (-3 * i / half) for i in range(half)] * 2)
+            q, k = (x * angle.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angle.sin() for x in (q, k))
         return cached_attention(q, k, v, self.keys, self.values, position, 0.3, **self.more)
 
 
@@ -110,5 +123,18 @@ _QKV = {"q": "1 4 n 8", "k": "1 2 n 8", "v": "1 2 n 6", "position": "i64 <20: 1"
 case("cached_attention", Cached(2), **_QKV)
 case("cached_attention", Cached(2, window=5), "window", **_QKV)
 case("cached_attention", Cached(2, turned=True), "turned", **_QKV)
-case("cached_attention", Cached(2, torch.float16), "f16", **_QKV)
+case("cached_attention", Cached(2, "f16"), "f16", **_QKV)
+case("cached_attention", Cached(2, "bf16"), "bf16", **_QKV)
 case("cached_attention", Cached(4), "as many heads", **{**_QKV, "k": "1 4 n 8", "v": "1 4 n 6"})
+_WIDE = {"q": "1 6 n 64", "k": "1 2 n 64", "v": "1 2 n 32", "position": "i64 <700: 1", "n": (1, 17, 2, 1)}
+_LONG = {"rows": 720, "widths": (64, 32)}
+case("cached_attention", Cached(2, **_LONG), "long", **_WIDE)
+case("cached_attention", Cached(2, window=300, **_LONG), "long, window", **_WIDE)
+case("cached_attention", Cached(2, "f16", **_LONG), "long, f16", **_WIDE)
+case("cached_attention", Cached(2, "bf16", **_LONG), "long, bf16", **_WIDE)
+case("cached_attention", Cached(2, "q8_0", **_LONG), "long, q8_0", **_WIDE)
+case(
+    "cached_attention", Cached(2, "q8_0", turned=True, **_LONG), "long, q8_0, turned",
+    nmse=1e-5,  # a key that is turned by other roundings can be the next one of 255 steps
+    **_WIDE,
+)  # fmt: skip

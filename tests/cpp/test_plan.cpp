@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -78,6 +79,101 @@ TEST(cache_forgets_the_least_recently_used) {
   CHECK(cache.find({4, 0}));
   cache.clear();
   CHECK_EQUAL(cache.bytes() + cache.size(), size_t{0});
+}
+
+TEST(states_are_found_by_key) {
+  States states;
+  auto* first = static_cast<char*>(states.find("keys", 1000));
+  CHECK_EQUAL(reinterpret_cast<uintptr_t>(first) % 64, uintptr_t{0});
+  CHECK(std::all_of(first, first + 1000, [](char c) { return c == 0; }));
+  std::memset(first, 1, 1000);
+  auto* other = static_cast<char*>(states.find("values", 7));
+  CHECK(other + 7 <= first || other >= first + 1000);
+  CHECK_EQUAL(static_cast<int>(other[6]), 0);
+  CHECK(states.find("keys", 1000) == first);
+  CHECK_EQUAL(static_cast<int>(first[999]), 1);
+  CHECK_EQUAL(states.bytes(), size_t{1007});
+  CHECK_FAILS(states.find("keys", 999),
+              "[load] state 'keys': 999 bytes expected, another delegate of the file has 1000. Lower the model again.");
+  CHECK_FAILS(states.find("huge", SIZE_MAX / 2), "[load] state 'huge': " + std::to_string(SIZE_MAX / 2) + " bytes could not be allocated.");
+  CHECK_EQUAL(states.bytes(), size_t{1007});
+  CHECK(states.find("empty", 0) != nullptr);
+  States apart;
+  CHECK(apart.find("keys", 1000) != first);
+  CHECK_EQUAL(apart.bytes(), size_t{1000});
+}
+
+TEST(states_from_many_threads) {
+  States states;
+  std::vector<void*> found(8);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < found.size(); ++i) threads.emplace_back([&, i] { found[i] = states.find("keys", 64); });
+  for (std::thread& t : threads) t.join();
+  for (void* data : found) CHECK(data == found[0]);
+  CHECK_EQUAL(states.bytes(), size_t{64});
+}
+
+// A cache of 4 rows of 2, written at position p; the query sees the rows up to its own.
+json cached_program() {
+  const auto value = [](const char* name, const char* dtype, std::vector<int> dims, const char* kind, const char* key) {
+    return json{{"name", name}, {"dtype", dtype}, {"dims", dims}, {"kind", kind}, {"key", key}};
+  };
+  const json dims = json::array({{"const", 1}, {"const", 2}, {"const", 4}});
+  json inputs = json::array();
+  for (const char* name : {"q", "k", "v"}) inputs.push_back({{"name", name}, {"dtype", "f32"}, {"dims", {0, 0, 0, 1}}});
+  inputs.push_back({{"name", "p"}, {"dtype", "i64"}, {"dims", {0}}});
+  const json output = {{"name", "y"}, {"dtype", "f32"}, {"dims", {0, 0, 0, 1}}};
+  return {{"version", 1},
+          {"contract", {{"dims", dims}, {"symbols", json::array()}, {"inputs", inputs}, {"constraints", json::array()}, {"outputs", {output}}}},
+          {"values", {value("kc", "f32", {0, 0, 2, 1}, "state", "kc"), value("vc", "f32", {0, 0, 2, 1}, "state", "vc"),
+                      value("y", "f32", {0, 0, 0, 1}, "temp", "")}},
+          {"nodes", {{{"op", "cached_attention"}, {"ins", {0, 1, 2, 3, 4, 5}}, {"outs", {6}}, {"attrs", {{"scale", 1.0}}}, {"regions", json::array()}}}},
+          {"results", {6}}};
+}
+
+// The value that a query of zeros gets: the mean of those up to position p.
+float mean_at(Delegate& d, int64_t p, float value) {
+  const int64_t sizes[] = {1, 1, 1, 2}, one[] = {1};
+  const float zeros[2] = {}, v[] = {value, -value};
+  const Argument args[] = {{DType::f32, 4, sizes, zeros}, {DType::f32, 4, sizes, zeros}, {DType::f32, 4, sizes, v}, {DType::i64, 1, one, &p}};
+  HeapOutputs outputs(d.program().contract);
+  d.run(args, 4, outputs);
+  float y[2];
+  std::memcpy(y, outputs.data[0].data(), sizeof(y));
+  CHECK_EQUAL(y[1], -y[0]);
+  return y[0];
+}
+
+TEST(delegates_share_states) {
+  const std::string text = cached_program().dump();
+  const Weights none = [](const std::string& key) -> Bytes { fail(Code::internal, "[test] weight '" + key + "'."); };
+  const auto states = std::make_shared<States>();
+  auto one = std::make_unique<Delegate>(find_engine("ggml"), text, none, states);
+  Delegate two(find_engine("ggml"), text, none, states), apart(find_engine("ggml"), text, none);
+  CHECK_EQUAL(mean_at(*one, 0, 4), 4.0f);
+  CHECK_EQUAL(mean_at(two, 1, 8), 6.0f);    // what the other has written
+  CHECK_EQUAL(mean_at(apart, 1, 8), 4.0f);  // a cache of its own, of zeros
+  one.reset();
+  CHECK_EQUAL(mean_at(two, 2, 0), 4.0f);
+  CHECK_EQUAL(mean_at(two, 1, 0), 2.0f);  // taken back
+  CHECK_FAILS(mean_at(two, 4, 1), "[run] cached_attention 'y': 1 new rows at position 4 do not fit a cache of 4.");
+  CHECK_EQUAL(mean_at(two, 1, 0), 2.0f);
+  CHECK_EQUAL(states->bytes(), size_t{64});
+  CHECK_EQUAL(two.counters().state_bytes, uint64_t{64});
+}
+
+TEST(packed_weights_are_released) {
+  std::vector<std::string> released;
+  const Release note = [&](const std::string& key) { released.push_back(key); };
+  const std::string text = good_program().dump();
+  Delegate(find_engine("ggml"), text, give_weight, std::make_shared<States>(), note);
+  CHECK(released == std::vector<std::string>{"sha-w"});
+  const auto odd = [](const std::string&) { return Bytes{reinterpret_cast<const char*>(weight) + 1, 256}; };
+  Delegate copied(find_engine("ggml"), text, odd, std::make_shared<States>(), note);  // once, when it is copied
+  CHECK_EQUAL(released.size(), size_t{2});
+  released.clear();
+  Delegate kept(kFake, text, give_weight, std::make_shared<States>(), note);
+  CHECK(released.empty());
 }
 
 TEST(delegate_reuses_plans) {
