@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,37 @@ def test_bad_settings(more: dict[str, Any], sentence: str) -> None:
     with pytest.raises(keepdim.KeepdimError, match=sentence):
         lower_llm(model, **{"max_context": CONTEXT, **more})
     assert model.config._attn_implementation == "sdpa" and not any("keepdim" in n for n, _ in model.named_buffers())
+
+
+def test_nothing_of_the_model_is_kept() -> None:
+    """A lowered model has its file, not the torch model."""
+    model = tiny("Llama")
+    lowered, gone = lower_llm(model, CONTEXT), weakref.ref(model)
+    weight = weakref.ref(model.lm_head.weight)
+    del model
+    gc.collect()
+    assert gone() is None and weight() is None
+    assert lowered([1]).shape == (1, VOCABULARY)
+
+
+def test_steps_leave_nothing_behind(qwen: tuple[Any, LanguageModel]) -> None:
+    """Memory after 10,000 steps is that after 1,000."""
+
+    def resident() -> int:
+        return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+    _, lowered = qwen
+    used = []
+    for step in range(10_001):
+        if lowered.position == CONTEXT:
+            lowered.reset()
+        elif step % 7 == 6:
+            lowered.rewind(min(2, lowered.position))
+        lowered([step % VOCABULARY])
+        if step in (1_000, 10_000):
+            gc.collect()
+            used.append(resident())
+    assert used[1] - used[0] < 2 << 20  # an allocator's noise; the logits of 9,000 steps alone would be 9 MB
 
 
 def test_a_model_that_does_not_go_into_one_delegate() -> None:

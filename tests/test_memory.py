@@ -1,7 +1,10 @@
-"""What a delegate allocates at a size is near what its living tensors need there, not at the upper bound."""
+"""What a delegate allocates at a size is near what its living tensors need there, and weights are in memory once."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +97,51 @@ def test_what_executorch_plans_is_reported() -> None:
     module = keepdim.lower(Attention().eval(), (torch.randn(2, 3, 64),), dynamic_shapes=shapes)
     result = 2 * 4096 * 64 * 4
     assert result <= module.planned_bytes <= 1.1 * result
+
+
+class Tied(nn.Module):
+    """An embedding that is also the last layer's weight, as in language models: 66 MB of f32, half of it the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(16000, 512)
+        self.layers = nn.Sequential(*(f for _ in range(4) for f in (nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.layers(self.rows(ids)), self.rows.weight)
+
+
+FRESH = """
+import json, sys, torch, keepdim
+
+def memory(name):
+    return next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith(name))
+
+torch.nn.functional.linear(torch.randn(4, 64), torch.randn(8, 64)).sum().item()
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins here
+before = memory("VmRSS")
+module = keepdim.load(sys.argv[1])
+loaded = memory("VmHWM") - before
+for n in (1, 8, 1, 3):
+    module(torch.arange(n) * 1000)
+print(json.dumps({"loaded": loaded, "peak": memory("VmHWM") - before, "rss": memory("VmRSS") - before}))
+"""
+
+
+def test_weights_are_in_memory_once(tmp_path: Path) -> None:
+    """A packed weight takes the place of its original, one by one, also where rows of it are looked up."""
+    model = Tied().eval().requires_grad_(False)
+    module = keepdim.lower(model, (torch.arange(7),), dynamic_shapes=({0: Dim("n", min=1, max=64)},))
+    file = tmp_path / "m.pte"
+    module.save(file)
+    for ids in (torch.tensor([0, 15999, 77]), torch.arange(33) * 31, torch.tensor([15])):
+        torch.testing.assert_close(module(ids), model(ids))
+    with pytest.raises(keepdim.KeepdimError, match=r"embedding .*index 16000 is out of range 0..15999"):
+        module(torch.tensor([16000]))
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    (counters,) = module.counters()
+    assert weights <= counters["packed_bytes"] + 4 * 4 * 2560 <= 1.01 * weights  # all but the biases
+    run = subprocess.run([sys.executable, "-c", FRESH, str(file)], capture_output=True, text=True, check=True)
+    used = json.loads(run.stdout)
+    room = 12 << 20  # one weight while it is packed, libraries touched by the first call, buffers of 8 rows of results
+    assert used["rss"] <= used["peak"] <= 1.1 * weights + room, (weights, used)

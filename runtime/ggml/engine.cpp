@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "build.h"
 #include "ggml_engine.h"
@@ -102,8 +103,8 @@ std::vector<const void*> GgmlEngine::load(const Weights& weights) {
   return constants;
 }
 
-// Weights of products, once, as the product reads them. An original that nothing else reads is let go, one at a time, so
-// that there are never two copies of all.
+// Weights of products, once, as the product reads them. An original that nothing else reads is let go, one at a time and
+// the largest first, so that there is never much more in memory than in the end.
 void GgmlEngine::pack(const Release& release) {
   std::map<std::string, size_t> reads;  // of originals, by key
   const auto count = [&](int32_t id) {
@@ -113,10 +114,14 @@ void GgmlEngine::pack(const Release& release) {
     for (int32_t id : node.node->ins) count(id);
   for (int32_t id : program_.results) count(id);
 
+  std::vector<std::pair<Weight, Resolved*>> products;
+  for (Resolved& node : nodes_)
+    if (const Weight w = weight_of(program_, *node.node); w.value != kNone) products.emplace_back(w, &node);
+  const auto larger = [](const auto& a, const auto& b) { return a.first.k * a.first.n > b.first.k * b.first.n; };
+  std::stable_sort(products.begin(), products.end(), larger);
+
   std::vector<float> wide;
-  for (Resolved& node : nodes_) {
-    const Weight w = weight_of(program_, *node.node);
-    if (w.value == kNone) continue;
+  for (const auto& [w, node] : products) {
     const Value& value = program_.values[w.value];
     size_t& left = reads[value.key];
     Memory& memory = packed_[{w.value, w.step, w.k}];
@@ -138,7 +143,7 @@ void GgmlEngine::pack(const Release& release) {
         --left;
       }
     }
-    node.packed = reinterpret_cast<const float*>(memory.reserve(0));
+    node->packed = reinterpret_cast<const float*>(memory.reserve(0));
     if (--left == 0) release(value.key);
   }
 }
