@@ -237,7 +237,8 @@ class _Builder:
             if bool(data.any()):
                 fail("lower", f"buffer {node.name!r}", "is changed by the model and does not begin as zeros")
         dtype, dims = state_shape(data)
-        self.ids[node] = self._value(self._name(node.name), Shape(dtype, tuple(map(Dim.const, dims))), "state", node.name)
+        shape = Shape(dtype, tuple(map(Dim.const, dims)))
+        self.ids[node] = self._value(self._name(node.name), shape, "state", node.name)
         if dtype in BLOCKS:
             self.stored.add(self.ids[node])
 

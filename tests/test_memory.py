@@ -100,12 +100,13 @@ def test_what_executorch_plans_is_reported() -> None:
 
 
 class Tied(nn.Module):
-    """An embedding that is also the last layer's weight, as in language models: 66 MB of f32, half of it the embedding."""
+    """An embedding that is also the last layer's weight, as in language models: 66 MB of f32, half of it twice used."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows = nn.Embedding(16000, 512)
-        self.layers = nn.Sequential(*(f for _ in range(4) for f in (nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))))
+        layers = [(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(4)]
+        self.layers = nn.Sequential(*(f for three in layers for f in three))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return F.linear(self.layers(self.rows(ids)), self.rows.weight)

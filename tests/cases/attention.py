@@ -103,7 +103,13 @@ class Cached(nn.Module):
     """Attention over a cache, some rows of it filled."""
 
     def __init__(
-        self, heads: int, dtype: str = "f32", turned: bool = False, rows: int = 40, widths: tuple[int, int] = (8, 6), **more: Any
+        self,
+        heads: int,
+        dtype: str = "f32",
+        turned: bool = False,
+        rows: int = 40,
+        widths: tuple[int, int] = (8, 6),
+        **more: Any,
     ):
         super().__init__()
         self.more, self.turned = more, turned
@@ -113,7 +119,8 @@ class Cached(nn.Module):
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         if self.turned:
             half = q.size(3) // 2
-            angle = (position + torch.arange(q.size(2)))[:, None] * torch.tensor([10 ** (-3 * i / half) for i in range(half)] * 2)
+            turns = torch.tensor([10 ** (-3 * i / half) for i in range(half)] * 2)
+            angle = (position + torch.arange(q.size(2)))[:, None] * turns
             q, k = (x * angle.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angle.sin() for x in (q, k))
         return cached_attention(q, k, v, self.keys, self.values, position, 0.3, **self.more)
 
