@@ -109,12 +109,13 @@ class Cached(nn.Module):
         turned: bool = False,
         rows: int = 40,
         widths: tuple[int, int] = (8, 6),
+        batch: int = 1,
         **more: Any,
     ):
         super().__init__()
         self.more, self.turned = more, turned
         for name, width in zip(("keys", "values"), widths, strict=True):
-            self.register_buffer(name, new_state((1, heads, rows, width), dtype))
+            self.register_buffer(name, new_state((batch, heads, rows, width), dtype))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         if self.turned:
@@ -133,6 +134,8 @@ case("cached_attention", Cached(2, turned=True), "turned", **_QKV)
 case("cached_attention", Cached(2, "f16"), "f16", **_QKV)
 case("cached_attention", Cached(2, "bf16"), "bf16", **_QKV)
 case("cached_attention", Cached(4), "as many heads", **{**_QKV, "k": "1 4 n 8", "v": "1 4 n 6"})
+_BATCH = {**_QKV, "q": "3 4 n 8", "k": "3 2 n 8", "v": "3 2 n 6"}
+case("cached_attention", Cached(2, batch=3, turned=True), "batch", **_BATCH)
 _WIDE = {"q": "1 6 n 64", "k": "1 2 n 64", "v": "1 2 n 32", "position": "i64 <700: 1", "n": (1, 17, 2, 1)}
 _LONG = {"rows": 720, "widths": (64, 32)}
 case("cached_attention", Cached(2, **_LONG), "long", **_WIDE)
