@@ -13,6 +13,7 @@ from keepdim import _native
 from keepdim.contract import Contract, Source, Spec, Symbol
 from keepdim.dims import Dim
 from keepdim.program import Node, Program, Value
+from keepdim.text import parse_program
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
@@ -64,3 +65,23 @@ def test_an_unknown_activation_is_refused() -> None:
     zeros = [numpy.zeros(s, dtype=numpy.float32) for s in ((2, K), (N, K), (N,))]
     with pytest.raises(_native.Error, match="activation 'cube' is not known"):
         run(zeros)
+
+
+def test_long_sums_round_as_little_as_those_of_torch() -> None:
+    """A sum over 3,000 is put together from shorter ones."""
+    torch.manual_seed(0)
+    text = """keepdim program 1
+symbol n: 1..512 from x.size(0) = (1) * n + (0)
+input x: f32[n, 3000]
+const w: f32[48, 3000] @ w
+y: f32[n, 48] = linear(x, w)
+output y: f32[n, 48] = y
+"""
+    w, x = torch.randn(48, 3000), torch.randn(100, 3000)
+    run = _native.Delegate("ggml", parse_program(text).to_json(), {"w": w.numpy().tobytes()}).run
+    exact = x.double() @ w.double().T
+
+    def off(y: torch.Tensor) -> float:
+        return (y - exact).pow(2).mean().sqrt().item()
+
+    assert off(torch.from_numpy(numpy.asarray(run([x.numpy()])[0]))) < 1.5 * off(F.linear(x, w))

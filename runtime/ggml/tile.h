@@ -68,13 +68,6 @@ void multiply(const Tile& t) {
   constexpr int sums = height * vectors >= 8 ? 1 : height * vectors >= 4 ? 2 : 4;
   Vector acc[sums][height][vectors] = {};
   const size_t row_bytes = t.columns * sizeof(float);
-  if constexpr (whole) {
-#pragma GCC unroll 16
-    for (int r = 0; r < height; ++r)
-      for (int v = 0; v < vectors; ++v) acc[0][r][v] = load(t.start + r * t.start_pitch + v * kVector);
-  } else {
-    for (int r = 0; r < height; ++r) std::memcpy(acc[0][r], t.start + r * t.start_pitch, row_bytes);
-  }
   const int64_t a_step = dense ? sizeof(float) : t.a_step, b_step = dense ? vectors * kVector : t.b_step;
   const char* a = t.a;
   const float* b = t.b;
@@ -101,12 +94,19 @@ void multiply(const Tile& t) {
 #pragma GCC unroll 16
     for (int r = 0; r < height; ++r)
       for (int v = 0; v < vectors; ++v) acc[0][r][v] += acc[i][r][v];
+  // What is there already is added last: sums of a part alone round less.
   if constexpr (whole) {
 #pragma GCC unroll 16
     for (int r = 0; r < height; ++r)
-      for (int v = 0; v < vectors; ++v) store(t.y + r * t.y_pitch + v * kVector, acc[0][r][v]);
+      for (int v = 0; v < vectors; ++v)
+        store(t.y + r * t.y_pitch + v * kVector, acc[0][r][v] + load(t.start + r * t.start_pitch + v * kVector));
   } else {
-    for (int r = 0; r < height; ++r) std::memcpy(t.y + r * t.y_pitch, acc[0][r], row_bytes);
+    for (int r = 0; r < height; ++r) {
+      Vector start[vectors] = {};
+      std::memcpy(start, t.start + r * t.start_pitch, row_bytes);
+      for (int v = 0; v < vectors; ++v) start[v] += acc[0][r][v];
+      std::memcpy(t.y + r * t.y_pitch, start, row_bytes);
+    }
   }
 }
 
