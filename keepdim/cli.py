@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: to the end of the context)")
     p.add_argument("--max-context", type=int, metavar="N", help="of prompt and answers together (default 2048)")
     p.add_argument("--quant", help="quantise the weights of a checkpoint folder: q8_0, q4_0, q4_1, q4_k, ...")
+    p.add_argument("--cache", default="f32", help="dtype of keys and values: f32 (the default), f16 or q8_0")
     p.add_argument("--mapped", action="store_true", help="leave the weights in the .gguf and map them from there")
     p.add_argument("--weights", type=Path, metavar="GGUF", help="of a lowered .pte that maps them, if not beside it")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
@@ -318,9 +319,8 @@ def _generate(args: argparse.Namespace) -> int:
     if args.max_tokens is not None and args.max_tokens < 1:
         fail("cli", "--max-tokens", f"{args.max_tokens} is less than 1")
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
-    model = open_model(
-        args.model, max_context=args.max_context, quant=args.quant, mapped=args.mapped, weights=args.weights
-    )
+    model = open_model(args.model, max_context=args.max_context, quant=args.quant, cache=args.cache, mapped=args.mapped,
+                       weights=args.weights)  # fmt: skip
     writer = Writer.of(model, sampling)
 
     def show(pieces: Iterator[str]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -201,11 +201,13 @@ def open_model(
     *,
     max_context: int | None = None,
     quant: str | None = None,
+    cache: str = "f32",
     mapped: bool = False,
     weights: str | Path | None = None,
 ) -> LanguageModel:
     """A model ready to write: "smollm2", a .gguf file, a checkpoint folder of transformers, or a lowered .pte.
 
+    `max_context`, `quant` and `cache` are those of `lower_llm`; a lowered .pte has its own.
     `mapped`: weights stay in the .gguf, and the lowered file is small. `weights` is the .gguf of such a lowered file,
     where it is not beside it.
     """
@@ -221,10 +223,19 @@ def open_model(
     else:
         fail("generate", f"model {str(name)!r}", "is neither a known name, a .gguf, a .pte nor a checkpoint folder",
              "Known: smollm2")  # fmt: skip
-    context = max_context or CONTEXT
-    kept = cached_file("generate", files, f"{path.name} {context} {quant} {mapped}")
+    how = _How(max_context or CONTEXT, quant, cache, mapped)
+    kept = cached_file("generate", files, f"{path.name} {how}")
     held = path if mapped else None
-    return cached(kept, lambda p: LanguageModel.load(p, held), lambda: make(path, context, quant, mapped))
+    return cached(kept, lambda p: LanguageModel.load(p, held), lambda: make(path, how))
+
+
+class _How(NamedTuple):
+    """How a model is lowered."""
+
+    context: int
+    quant: str | None
+    cache: str
+    mapped: bool
 
 
 def _packaged() -> Path:
@@ -237,21 +248,21 @@ def _packaged() -> Path:
     return files[0]
 
 
-def _from_gguf(path: Path, context: int, quant: str | None, mapped: bool) -> LanguageModel:
+def _from_gguf(path: Path, how: _How) -> LanguageModel:
     from . import gguf
 
-    if quant is not None:
+    if how.quant is not None:
         fail("generate", "quant", f"{path.name} has its own types", "Leave it out")
     checkpoint = gguf.read(path)
     tokenizer = _tokenizer(path.parent, gguf_file=path.name)
-    context = min(context, checkpoint.model.config.max_position_embeddings)
+    context = min(how.context, checkpoint.model.config.max_position_embeddings)
     text = _text(tokenizer, checkpoint.model).to_json()
-    source = checkpoint.source if mapped else None
-    return lower_llm(checkpoint.model, context, weights=checkpoint.weights, mapped=source, text=text)
+    source = checkpoint.source if how.mapped else None
+    return lower_llm(checkpoint.model, context, cache=how.cache, weights=checkpoint.weights, mapped=source, text=text)
 
 
-def _from_folder(path: Path, context: int, quant: str | None, mapped: bool) -> LanguageModel:
-    if mapped:
+def _from_folder(path: Path, how: _How) -> LanguageModel:
+    if how.mapped:
         fail("generate", "mapped", f"{path} is no .gguf, from which weights can be mapped", "Leave it out")
     transformers = optional("generate", "transformers")
     try:
@@ -259,9 +270,9 @@ def _from_folder(path: Path, context: int, quant: str | None, mapped: bool) -> L
     except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
         why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
         fail("generate", str(path), f"cannot be read as a language model ({why})", cause=e)
-    context = min(context, model.config.max_position_embeddings)
+    context = min(how.context, model.config.max_position_embeddings)
     text = _text(_tokenizer(path), model).to_json()
-    return lower_llm(model.eval().requires_grad_(False), context, quant=quant, text=text)
+    return lower_llm(model.eval().requires_grad_(False), context, cache=how.cache, quant=how.quant, text=text)
 
 
 def _tokenizer(folder: Path, **more: Any) -> Any:

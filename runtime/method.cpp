@@ -140,7 +140,7 @@ class MappedFile final : public et::NamedDataMap {
   et::Result<et::FreeableBuffer> get_data(std::string_view key) const override {
     const auto it = spans_.find(std::string(key));
     if (it == spans_.end()) return et::Error::NotFound;
-    return et::FreeableBuffer(static_cast<const char*>(data_) + it->second.first, static_cast<size_t>(it->second.second), nullptr);
+    return et::FreeableBuffer(static_cast<const char*>(data_) + it->second.first, static_cast<size_t>(it->second.second), let_go);
   }
   et::Error load_data_into(std::string_view key, void* buffer, size_t size) const override {
     const auto it = spans_.find(std::string(key));
@@ -160,6 +160,12 @@ class MappedFile final : public et::NamedDataMap {
     const std::string why = std::strerror(errno);
     if (file >= 0) close(file);
     fail(Code::invalid_argument, "[load] " + path + ": cannot be mapped (" + why + ").");
+  }
+  // The pages that only these bytes have; they stay mapped, and would be read again if somebody asked.
+  static void let_go(void*, void* data, size_t bytes) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), at = reinterpret_cast<uintptr_t>(data);
+    const uintptr_t first = (at + page - 1) / page * page, end = (at + bytes) / page * page;
+    if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
   }
   void unmap() {
     if (data_) munmap(data_, bytes_);
