@@ -245,8 +245,7 @@ def relax(trial: Trial, contract: Contract) -> Contract:
     model's own torch._check is raised by eager there, and stays."""
     kept = []
     for c in contract.constraints:
-        ours = c.sentence in (RELIED, ASSERTED)
-        cut = list(itertools.islice(_forbidden(contract, c, trial.leaves), 3)) if ours else []
+        cut = list(itertools.islice(_forbidden(contract, c, trial.leaves), 3)) if _of_export(c) else []
         try:
             for values in cut:
                 _compare_at(trial, contract, values)
@@ -256,8 +255,12 @@ def relax(trial: Trial, contract: Contract) -> Contract:
     return msgspec.structs.replace(contract, constraints=tuple(kept))
 
 
+def _of_export(c: Constraint) -> bool:
+    return c.sentence in (RELIED, ASSERTED)
+
+
 def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> Iterator[dict[str, int]]:
-    """Points near the lower ends, and at the upper ones, that break this constraint and no other."""
+    """Points near the lower ends, and at the upper ones, that break this constraint and no model's own."""
     start = examples(contract, leaves)
     used = sorted(c.lhs.symbols() | c.rhs.symbols())
     ranges = {s.name: (s.lo, s.hi) for s in contract.symbols}
@@ -268,5 +271,6 @@ def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> Iter
         choices.append([*near, *([hi] if hi is not None and hi not in near else [])])
     for picked in itertools.islice(itertools.product(*choices), 256):
         values = {**start, **dict(zip(used, picked, strict=True))}
-        if broken(contract, values) == [c] and _elements(contract, values) <= BUDGET:
+        out = broken(contract, values)
+        if c in out and all(map(_of_export, out)) and _elements(contract, values) <= BUDGET:
             yield values

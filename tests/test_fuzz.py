@@ -165,7 +165,7 @@ OPS |= {
 }
 OPS |= {f"linear {q}": (["f32 s 256", f"!{q} 5 256", "!f32 5"], {}, "f32 s 5") for q in (*BLOCKS, "f16", "bf16")}
 OPS |= {f"embedding {q}": ([f"!{q} 4 256", "i64 s"], {}, "f32 s 256") for q in (*BLOCKS, "f16", "bf16")}
-SIZES = ["s", "t", "s+t", "2*s", *map(str, (*range(9), 32, 256, -1, 2**20, 2**31, 2**62, -(2**63)))]
+SIZES = ["s", "t", "s+t", "2*s", *map(str, (*range(9), 32, 256, 512, -1, 2**20, 2**31, 2**62, -(2**63)))]
 
 
 def hand_made(name):
