@@ -48,7 +48,7 @@ void two(const MapJob& job, void* out, const void* const* in, unsigned single, i
   using T = Computed<S>;
   const auto f = make_functor<F<T>>(job);
   const S* a = static_cast<const S*>(in[0]);
-  const S* b = static_cast<const S*>(in[1]);
+  const S* b = job.has[0] ? nullptr : static_cast<const S*>(in[1]);
   const bool one_a = single & 1, one_b = job.has[0] || single & 2;
   if (one_b) {
     const T c = job.has[0] ? job.scalar[0].as<T>() : widen(*b);
