@@ -38,13 +38,18 @@ GROUPS = {  # in the order in which they run
 }
 
 
+def unmerged(program: Any, weights: Any, *_: Any) -> Any:
+    """Instead of `merge_linears`."""
+    return program, weights
+
+
 def lowered_with(found: gguf.Checkpoint, names: set[str]) -> LanguageModel:
     """The model through these passes alone."""
     everything, merge = passes.PASSES, passes.merge_linears
     try:
         passes.PASSES = tuple(f for f in everything if f.__name__ in names)
         if "merge_linears" not in names:
-            passes.merge_linears = lambda program, weights, *_: (program, weights)  # type: ignore[assignment]
+            passes.merge_linears = unmerged  # type: ignore[assignment]
         return lower_llm(found.model, 1024, weights=found.weights, cache="f16")
     finally:
         passes.PASSES, passes.merge_linears = everything, merge
