@@ -5,7 +5,7 @@ so that what the partitioner promises is what the delegate's `preprocess` does.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from . import passes
@@ -21,13 +22,14 @@ from .dims import Dim, Sym
 from .errors import KeepdimError, fail
 from .ops import ROWS, Args, Shape, Unsupported, dim_order_rows
 from .passes import Lowered
-from .program import NONE, Node, Program, Value, verify
+from .program import NONE, Node, Program, Region, Value, verify, walk
 from .quant import Quantised, state_shape
-from .reading import finite, shape_env_of, to_dim, to_size
+from .reading import finite, margin, shape_env_of, to_dim, to_size
 
 ASSERT = torch.ops.aten._assert_tensor_metadata.default  # of what tracing has seen
 # Op and operand: a weight or state in another dtype than what is computed in.
 TAKES_STORED = {("linear", 1), ("embedding", 0), ("cached_attention", 4), ("cached_attention", 5)}
+COND = torch.ops.higher_order.cond
 ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
 
@@ -66,6 +68,15 @@ def is_size(node: FxNode) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, int, bool))
 
 
+def computing(nodes: Iterable[FxNode]) -> Iterator[str]:
+    """The names of the ops that compute, those in branches too."""
+    for n in nodes:
+        if n.op == "get_attr" and isinstance(body := attribute(n), GraphModule):
+            yield from computing(body.graph.nodes)
+        elif n.op == "call_function" and not is_size(n) and overload(n) is not None:
+            yield str(overload(n))
+
+
 def build(
     nodes: Iterable[FxNode],
     inputs: Sequence[FxNode],
@@ -83,7 +94,7 @@ def build(
     they are.
     """
     b = _Builder(inputs, symbols)
-    nodes = list(nodes)
+    nodes = [n for n in nodes if n.op == "call_function"]
     changed = {x for n in nodes for x in _changes(n)}
     for node, data in constants.items():
         if node in quantised:
@@ -109,7 +120,7 @@ def reason(node: FxNode, symbols: Mapping[str, Dim], engine: str) -> str | None:
         return None
     if node.target is getitem:
         return None
-    if overload(node) not in ROWS:
+    if overload(node) not in ROWS and node.target is not COND:
         return f"no row for {overload(node) or node.target}"
     try:
         b = _Builder([n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)], symbols)
@@ -201,8 +212,9 @@ class _Builder:
                 x = data.item()
             self.ids[node] = self.emit("full", [], shape, value=x if isinstance(x, float) else Dim.const(int(x)))
             return
-        self.weights[node.name] = data
-        self.ids[node] = self._value(self._name(node.name), shape, "const", node.name)
+        name = self._name(node.name)  # a branch may have one of the same name
+        self.weights[name] = data
+        self.ids[node] = self._value(name, shape, "const", name)
 
     def quantised(self, node: FxNode, q: Quantised) -> None:
         """A weight as the bytes it has."""
@@ -255,6 +267,9 @@ class _Builder:
         if node.target is getitem:
             self.ids[node] = self.ids[node.args[0]][node.args[1]]
             return
+        if node.target is COND:
+            self._cond(node)
+            return
         row = ROWS.get(overload(node))
         if row is None:
             raise Unsupported(f"no row for {overload(node) or node.target}")
@@ -265,6 +280,39 @@ class _Builder:
         self.ids[node] = row.lower(self, row.name, args, out)
         args.finish()
         self._check_stored(self.nodes[before:], row.target)
+
+    def _cond(self, node: FxNode) -> None:
+        """A choice by sizes is a node with a region for each branch; what a branch needs it reads from outside."""
+        truth, *branches, operands = node.args
+        if isinstance(truth, FxNode):
+            truth = truth.meta["val"]
+        if isinstance(truth, torch.Tensor):
+            raise Unsupported("data decides which branch is taken")
+        shapes = [self._out_shape(v) for v in node.meta["val"]]
+        regions = [self._region(branch, operands) for branch in branches]
+        self.current = node.name
+        for r in regions:
+            if (made := [self.shape(i) for i in r.results]) != shapes:
+                raise Unsupported(f"a branch gives {made}, where the graph says {shapes}")
+        outs = [self._value(self._name(node.name), shape, "temp") for shape in shapes]
+        self.nodes.append(Node("cond", (), tuple(outs), {"when": margin(truth, self.symbols)}, tuple(regions)))
+        self.ids[node] = outs
+
+    def _region(self, branch: Any, operands: Any) -> Region:
+        body = attribute(branch)
+        places = [n for n in body.graph.nodes if n.op == "placeholder"]
+        self.ids |= {n: self._arg(x) for n, x in zip(places, operands, strict=True) if not is_size(n)}
+        outside, self.nodes = self.nodes, []
+        try:
+            for n in body.graph.nodes:
+                if n.op == "call_function":
+                    self.node(n)
+                elif n.op == "get_attr" and isinstance(data := attribute(n), torch.Tensor):
+                    self.constant(n, data)
+            results = tuple(self._arg(x) for x in body.graph.output_node().args[0])
+            return Region(tuple(self.nodes), results)
+        finally:
+            self.nodes = outside
 
     def _out_shape(self, val: Any) -> Shape:
         if not isinstance(val, torch.Tensor):
@@ -306,14 +354,11 @@ class _Builder:
         """A Program in which every symbol is an integer input: to ask an engine about single nodes."""
         shapes: list[Spec | Value] = [*self.specs, *self.values]
         used = {a for v in shapes for d in v.dims for a in _symbols_in(d)}
-        used |= {a for n in self.nodes for v in n.attrs.values() for d in _attr_dims(v) for a in _symbols_in(d)}
+        used |= {a for n in walk(self.nodes) for v in n.attrs.values() for d in _attr_dims(v) for a in _symbols_in(d)}
         base = len(self.specs)
         extra = [Spec(self._name(f"symbol_{s.name}"), "int", (Dim({(s,): 1}),)) for s in sorted(used, key=str)]
         shift = {i: i + len(extra) for i in range(base, base + len(self.values))}
-        nodes = [
-            Node(n.op, tuple(shift.get(i, i) for i in n.ins), tuple(shift[i] for i in n.outs), n.attrs)
-            for n in self.nodes
-        ]
+        nodes = [passes.renumber(n, lambda i: shift.get(i, i), outs=True) for n in self.nodes]
         places = [Place("int", base + k, 0, s.dims[0]) for k, s in enumerate(extra)]
         results = self._results(outputs)
         self.specs, self.nodes = self.specs + extra, nodes
@@ -369,10 +414,13 @@ class _Builder:
 
             self.specs = [Spec(s.name, s.dtype, tuple(map(swap, s.dims))) for s in self.specs]
             self.values = [Value(v.name, v.dtype, tuple(map(swap, v.dims)), v.kind, v.key) for v in self.values]
-            self.nodes = [
-                Node(n.op, n.ins, n.outs, {k: _map_attr(swap, v) for k, v in n.attrs.items()}) for n in self.nodes
-            ]
+            self.nodes = [_with_dims(n, swap) for n in self.nodes]
             self.places = [Place(q.kind, q.input, q.index, swap(q.dim)) for q in self.places]
+
+
+def attribute(node: FxNode) -> Any:
+    """What a get_attr node names: a branch of a cond, or a tensor."""
+    return getattr(node.graph.owning_module, str(node.target))
 
 
 def _changes(node: FxNode) -> Iterator[FxNode]:
@@ -383,8 +431,13 @@ def _changes(node: FxNode) -> Iterator[FxNode]:
             yield x
 
 
-def _map_attr(f: Any, v: Any) -> Any:
-    return f(v) if isinstance(v, Dim) else tuple(map(f, v)) if isinstance(v, tuple) else v
+def _with_dims(n: Node, f: Callable[[Dim], Dim]) -> Node:
+    """The node with another Dim for each of its attributes'."""
+    attrs = {
+        k: f(v) if isinstance(v, Dim) else tuple(map(f, v)) if isinstance(v, tuple) else v for k, v in n.attrs.items()
+    }
+    regions = tuple(Region(tuple(_with_dims(m, f) for m in r.nodes), r.results) for r in n.regions)
+    return replace(n, attrs=attrs, regions=regions)
 
 
 def _attr_dims(v: Any) -> list[Dim]:

@@ -135,7 +135,7 @@ def lower_whole(
     with _open(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
         edge = EdgeProgramManager(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
         _write(edge, path, {CONTRACT_METHOD: signature.to_json(), **(methods or {})})
-    counts = Counter(str(target) for n in ep.graph.nodes if (target := frontend.overload(n)) in ROWS)
+    counts = Counter(frontend.computing(ep.graph.nodes))
     return Artifact(path, ep, Report([KeepdimGgml.__name__], dict(counts), notes=list(captured.notes)))
 
 

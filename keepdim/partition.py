@@ -158,14 +158,13 @@ class GgmlPartitioner(Partitioner):
         spec = DelegationSpec(KeepdimGgml.__name__, [CompileSpec("symbols", encode_symbols(self.symbols))])
         tags: dict[str, DelegationSpec] = {}
         top = True
-        for gm in graph_modules(ep.graph_module):
+        for gm in _not_taken(ep.graph_module):
             for nodes in self._propose(ep, gm, top):
                 tag = f"keepdim_{len(tags)}"
                 tags[tag] = spec
                 for n in nodes:
                     n.meta[TAG] = tag
-                    if not frontend.is_size(n) and n.target is not frontend.getitem:
-                        self.delegated[str(frontend.overload(n))] += 1
+                self.delegated.update(frontend.computing(nodes))
             top = False
         self.partitions = len(tags)
         _tag_constants(ep)
@@ -185,7 +184,9 @@ class GgmlPartitioner(Partitioner):
         names = ep.graph_signature.inputs_to_buffers
         constants = {n: t for n, t in constants.items() if names.get(n.name) not in mutated}
         for p in proposals:
-            nodes = _without_idle_sizes([n for n in gm.graph.nodes if n in p.nodes])
+            choices = [n for n in p.nodes if n.target is frontend.COND]
+            branches = {i for n in choices for i in n.all_input_nodes if i.op == "get_attr"}
+            nodes = _without_idle_sizes([n for n in gm.graph.nodes if n in p.nodes or n in branches])
             if not any(not frontend.is_size(n) for n in nodes):
                 continue
             fault = _fault(nodes, constants, symbols)
@@ -239,6 +240,14 @@ def _fault(nodes: list[FxNode], constants: dict[FxNode, torch.Tensor], symbols: 
     except (ops.Unsupported, KeepdimError) as e:
         return str(e)
     return None if program.nodes else "nothing to compute: a copy alone stays with ExecuTorch"
+
+
+def _not_taken(gm: GraphModule) -> Iterator[GraphModule]:
+    """The graph, then those bodies inside it that nobody has taken meanwhile, outermost first."""
+    yield gm
+    for n in gm.graph.nodes:
+        if n.op == "get_attr" and TAG not in n.meta and isinstance(body := getattr(gm, n.target, None), GraphModule):
+            yield from _not_taken(body)
 
 
 def _without_idle_sizes(nodes: list[FxNode]) -> list[FxNode]:

@@ -79,7 +79,7 @@ class Program(msgspec.Struct, frozen=True):
 
     def walk(self) -> Iterator[Node]:
         """Every node, those inside regions after their owner."""
-        return _walk(self.nodes)
+        return walk(self.nodes)
 
     # -- the wire
     def to_json(self) -> bytes:
@@ -122,11 +122,12 @@ class _Body(msgspec.Struct):
     passes: tuple[Pass, ...] = ()
 
 
-def _walk(nodes: Iterable[Node]) -> Iterator[Node]:
+def walk(nodes: Iterable[Node]) -> Iterator[Node]:
+    """These nodes, and after each those inside its regions."""
     for n in nodes:
         yield n
         for r in n.regions:
-            yield from _walk(r.nodes)
+            yield from walk(r.nodes)
 
 
 def _plain(n: Node) -> dict[str, Any]:

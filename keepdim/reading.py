@@ -138,7 +138,7 @@ def to_constraints(e: Any, symbols: Mapping[str, Dim], sentence: str) -> list[Co
     kind = type(e).__name__
     if kind == "And":
         return [c for a in e.args for c in to_constraints(a, symbols, sentence)]
-    sides = (_margin(e, symbols), "ge", Dim.const(0)) if kind == "Or" else _sides(e, symbols)
+    sides = (margin(e, symbols), "ge", Dim.const(0)) if kind == "Or" else _sides(e, symbols)
     c = Constraint(*sides, sentence)
     answer = decide(c.lhs, c.cmp, c.rhs)
     if answer is False:
@@ -160,16 +160,19 @@ def _sides(e: Any, symbols: Mapping[str, Dim]) -> tuple[Dim, str, Dim]:
     return _from_sympy(lhs, symbols), _NOT[cmp] if negated else cmp, _from_sympy(rhs, symbols)
 
 
-def _margin(e: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """A number that is at least 0 where the relations hold: of one or the other, the greater.
+def margin(value: Any, symbols: Mapping[str, Dim]) -> Dim:
+    """A number that is at least 0 where a truth over sizes holds: of one or the other, the greater.
 
     >>> import sympy
     >>> a, b = sympy.symbols("a b")
-    >>> print(_margin(sympy.Or(a > 3, b <= 7), {"a": Dim.symbol("a", 0, 9), "b": Dim.symbol("b", 0, 9)}))
+    >>> print(margin(sympy.Or(a > 3, b <= 7), {"a": Dim.symbol("a", 0, 9), "b": Dim.symbol("b", 0, 9)}))
     max(-b + 7, a - 4)
     """
+    e = value.node.expr if isinstance(value, torch.SymBool) else sympy.sympify(value)
+    if e in (sympy.true, sympy.false):
+        return Dim.const(0 if e else -1)
     if type(e).__name__ in ("And", "Or"):
-        return (dmax if type(e).__name__ == "Or" else dmin)(*(_margin(a, symbols) for a in e.args))
+        return (dmax if type(e).__name__ == "Or" else dmin)(*(margin(a, symbols) for a in e.args))
     lhs, cmp, rhs = _sides(e, symbols)
     over, under = lhs - rhs, rhs - lhs
     margins = {"ge": over, "gt": over - 1, "le": under, "lt": under - 1, "ne": dmax(over, under) - 1}

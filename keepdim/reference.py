@@ -6,7 +6,7 @@ says otherwise. Speed is of no concern here; that the result is what the Program
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -441,8 +441,17 @@ def run(program: Program, weights: Mapping[str, torch.Tensor], inputs: Sequence[
             fail("reference", f"{v.kind} {v.name!r}", f"there is no weight {v.key!r}")
         if v.kind != "temp":
             values[i] = _weight(v, weights[v.key])
-    for n in program.nodes:
-        outs = [program.value(i) for i in n.outs]
-        values.update(zip(n.outs, apply(n, outs, [values[i] for i in n.ins], symbols), strict=True))
+
+    def compute(nodes: Iterable[Node]) -> None:
+        for n in nodes:
+            if n.op == "cond":
+                taken = n.regions[0 if n.attrs["when"].eval(symbols) >= 0 else 1]
+                compute(taken.nodes)
+                made = [values[i] for i in taken.results]
+            else:
+                made = apply(n, [program.value(i) for i in n.outs], [values[i] for i in n.ins], symbols)
+            values.update(zip(n.outs, made, strict=True))
+
+    compute(program.nodes)
     specs = zip(program.results, program.contract.outputs, strict=True)
     return [spec.dims[0].eval(symbols) if r == NONE else values[r] for r, spec in specs]

@@ -46,7 +46,7 @@ def test_passes_say_what_they_did() -> None:
     names = ["drop_dead", "fold_constants", *(f.__name__ for f in passes.PASSES), "merge_linears"]
     assert [s.name for s in q.passes] == names
     counts = [(s.before, s.after) for s in q.passes]
-    assert counts[0] == (7, 6) and counts[2] == (6, 3) and counts[-1] == (3, 3)
+    assert counts[0] == (7, 6) and counts[names.index("fold_scalars")] == (6, 3) and counts[-1] == (3, 3)
     assert all(a[1] == b[0] for a, b in zip(counts, counts[1:], strict=False))
     assert parse_program(str(q)) == q and Program.from_json(q.to_json()) == q
     _native.verify(q.to_json())
@@ -68,20 +68,6 @@ def test_an_engine_is_asked_for_each_new_node() -> None:
     assert ops(passes.run(program(text), {}, takes).program) == ["silu", "mul"]
     assert ["silu"] in [ops(p) for p in asked] and ["swiglu"] in [ops(p) for p in asked]
     assert ops(passes.run(program(text), {}, lambda p: frontend.refusal("ggml", p) is None).program) == ["swiglu"]
-
-
-def test_regions_are_kept() -> None:
-    """A region's nodes read what is renamed outside, and nothing inside is touched."""
-    text = """a: f32[n, 8] = mul(x) {other=1.0}
-        y: f32[n, 8] = cond(x)
-          region
-            b: f32[n, 8] = exp(a)
-          yield b
-          region
-          yield a
-        output y: f32[n, 8] = y"""
-    q = passes.run(program(text), {}).program
-    assert [n.op for n in q.walk()] == ["cond", "exp"] and verify(q).nodes[0].regions[1].results == (0,)
 
 
 def test_three_thousand_nodes() -> None:

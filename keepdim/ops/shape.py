@@ -44,7 +44,28 @@ def _permute(b: Sink, name: str, a: Args, out: Shape) -> int:
         i, j = (axis_of(a, n, rank) for n in ("dim0", "dim1"))
         order = list(range(rank))
         order[i], order[j] = order[j], order[i]
-    return x if order == sorted(order) else b.emit(name, [x], out, dims=tuple(map(Dim.const, order)))
+    return _in_order(b, x, order, out)
+
+
+def _in_order(b: Sink, x: int, order: list[int], out: Shape) -> int:
+    return x if order == sorted(order) else b.emit("permute", [x], out, dims=tuple(map(Dim.const, order)))
+
+
+def _reversed(b: Sink, name: str, a: Args, out: Shape) -> int:
+    return _in_order(b, a.tensor("self"), list(range(len(out.dims)))[::-1], out)
+
+
+def _swapped(b: Sink, name: str, a: Args, out: Shape) -> int:
+    *lead, i, j = range(len(out.dims))
+    return _in_order(b, a.tensor("self"), [*lead, j, i], out)
+
+
+def _movedim(b: Sink, name: str, a: Args, out: Shape) -> int:
+    rank = len(out.dims)
+    source, target = (axis_of(a, n, rank) for n in ("source", "destination"))
+    order = [d for d in range(rank) if d != source]
+    order.insert(target, source)
+    return _in_order(b, a.tensor("self"), order, out)
 
 
 def _expand(b: Sink, name: str, a: Args, out: Shape) -> int:
@@ -260,6 +281,9 @@ op(
     aten.transpose_copy.int,
     lower=_permute,
 )
+op("permute", aten.t.default, aten.t_copy.default, aten.numpy_T.default, lower=_reversed)
+op("permute", aten.mT.default, lower=_swapped)
+op("permute", aten.movedim.int, lower=_movedim)
 op("expand", aten.expand_copy.default, aten.expand.default, aten.expand_as.default, lower=_expand)
 op("expand", aten.copy.default, lower=_copy_into)
 op("cat", aten.cat.default, lower=_cat)

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from ..program import Pass, Program
 from .attention import fuse_sdpa, fuse_turns
-from .clean import fold_scalars, merge_common, remove_casts, remove_noops, unflatten
+from .clean import fold_scalars, merge_common, prune_branches, remove_casts, remove_noops, unflatten
 from .fold import fold_constants
 from .fuse import fuse_layer_norm, fuse_linear, fuse_rms_norm, fuse_rope, fuse_swiglu
-from .graph import Takes, anything, drop_dead
+from .graph import Takes, anything, drop_dead, renumber
 from .merge import Stays, merge_linears, nothing
 
-__all__ = ["PASSES", "Lowered", "Stays", "drop_dead", "fold_constants", "merge_linears", "nothing", "run"]
+__all__ = ["PASSES", "Lowered", "Stays", "drop_dead", "fold_constants", "merge_linears", "nothing", "renumber", "run"]
 
 
 class Lowered(NamedTuple):
@@ -32,6 +32,7 @@ class Lowered(NamedTuple):
 
 Rewrite = Callable[[Program, Takes], Program]
 PASSES: tuple[Rewrite, ...] = (
+    prune_branches,
     fold_scalars,
     remove_casts,
     remove_noops,

@@ -6,12 +6,15 @@ A rewrite here gives the same bits: `x + 0` is kept, because it makes 0 of -0.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..dims import Dim
+from msgspec.structs import replace
+
+from ..dims import Dim, decide
 from ..ops import Shape
-from ..program import Node, Program
-from .graph import COMMUTES, FLOATS, Graph, Made, Takes, anything, rewrite
+from ..program import Node, Program, Region
+from .graph import COMMUTES, FLOATS, Graph, Made, Takes, anything, drop_dead, renumber, rewrite
 
 WHOLE = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
 BINARY = ("add", "mul", "maximum", "minimum", "sub", "div", "pow")
@@ -123,6 +126,29 @@ def _neutral(g: Graph, n: Node) -> int | None:
     return x if (k == 0 and math.copysign(1, k) > 0 if n.op == "sub" else k == 1) else None
 
 
+def prune_branches(p: Program, takes: Takes = anything) -> Program:
+    """A cond that the contract's ranges decide is the branch that is taken."""
+    same: dict[int, int] = {}
+
+    def now(i: int) -> int:
+        return same.get(i, i)
+
+    def walk(nodes: Iterable[Node]) -> Iterator[Node]:
+        for n in nodes:
+            n = renumber(n, now)
+            taken = decide(n.attrs["when"], "ge", 0) if n.op == "cond" else None
+            if taken is None:
+                regions = tuple(Region(tuple(walk(r.nodes)), tuple(map(now, r.results))) for r in n.regions)
+                yield replace(n, regions=regions)
+                continue
+            branch = n.regions[0 if taken else 1]
+            yield from walk(branch.nodes)
+            same.update(zip(n.outs, map(now, branch.results), strict=True))
+
+    nodes = tuple(walk(p.nodes))
+    return drop_dead(replace(p, nodes=nodes, results=tuple(map(now, p.results)))) if same else p
+
+
 def merge_common(p: Program, takes: Takes = anything) -> Program:
     """Two nodes that do the same become one. What reads state is left alone: it may change between them."""
     seen: dict[Any, int] = {}
@@ -131,8 +157,11 @@ def merge_common(p: Program, takes: Takes = anything) -> Program:
         if len(n.outs) != 1 or n.regions or any(g.values[i].kind == "state" for i in n.ins if i >= 0):
             return None
         key = (n.op, n.ins, repr(sorted(n.attrs.items())), g.shape(n.outs[0]))
-        first = seen.setdefault(key, n.outs[0])
-        return first if first != n.outs[0] else None
+        first = seen.get(key)
+        if first is None or first in g.hidden:
+            seen[key] = n.outs[0]
+            return None
+        return first
 
     return rewrite(p, rule, takes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 
 import torch
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from .. import reference
 from ..contract import BLOCKS, DTYPE_BYTES
 from ..dims import Dim
-from ..program import NONE, Node, Program, Value
+from ..program import NONE, Node, Program, Region, Value
 from .graph import drop_dead
 
 SOURCES = ("full", "arange")
@@ -26,31 +26,39 @@ def fold_constants(p: Program, weights: Mapping[str, torch.Tensor]) -> tuple[Pro
     A result stays a node's. A `full` counts as one number however large it is, so that nothing large is folded which is
     made from little.
     """
-    first, values, nodes = len(p.contract.inputs), list(p.values), []
+    first, values = len(p.contract.inputs), list(p.values)
     known = {i: weights[v.key] for i, v in enumerate(values, first) if v.kind == "const" and v.dtype not in BLOCKS}
     stored = {i: t.numel() * t.element_size() for i, t in known.items()} | {NONE: 0}  # bytes in the file behind a value
     out = dict(weights)
-    for n in p.nodes:
+
+    def fold(n: Node) -> Node | None:
+        """What is left of a node."""
+        if n.regions:
+            return replace(n, regions=tuple(Region(fold_all(r.nodes), r.results) for r in n.regions))
         size, made = _size(p, n, known), n.outs[0] if n.outs else NONE
         cost = sum(stored.get(i, 0) for i in n.ins)
         if size is None or (size > max(cost, SMALL) and n.op not in WITHOUT_COPY):
-            nodes.append(n)
-        elif n.op in SOURCES or n.op in VIEWS:
+            return n
+        if n.op in SOURCES or n.op in VIEWS:
             known[made], stored[made] = _compute(p, n, known), cost
-            nodes.append(n)
-        elif made in p.results:
-            nodes.append(n)
-        else:
-            known[made], stored[made] = _compute(p, n, known), size
-            if not known[made].dim():
-                x = known[made].item()
-                number = x if isinstance(x, float) else Dim.const(int(x))
-                nodes.append(Node("full", (), n.outs, {"value": number}))
-                continue
-            v = values[made - first]
-            values[made - first] = Value(v.name, v.dtype, v.dims, "const", f"folded/{v.name}")
-            out[f"folded/{v.name}"] = known[made]
-    p = drop_dead(replace(p, values=tuple(values), nodes=tuple(nodes)))
+            return n
+        if made in p.results:
+            return n
+        known[made], stored[made] = _compute(p, n, known), size
+        if not known[made].dim():
+            x = known[made].item()
+            number = x if isinstance(x, float) else Dim.const(int(x))
+            return Node("full", (), n.outs, {"value": number})
+        v = values[made - first]
+        values[made - first] = Value(v.name, v.dtype, v.dims, "const", f"folded/{v.name}")
+        out[f"folded/{v.name}"] = known[made]
+        return None
+
+    def fold_all(nodes: Iterable[Node]) -> tuple[Node, ...]:
+        return tuple(m for n in nodes if (m := fold(n)) is not None)
+
+    nodes = fold_all(p.nodes)
+    p = drop_dead(replace(p, values=tuple(values), nodes=nodes))
     used = {v.key for v in p.values}
     return p, {k: w for k, w in out.items() if k in used}
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ..contract import BLOCKS
 from ..dims import Dim
 from ..ops import Shape
-from ..program import NONE, Node, Program, Region, Spec, Value
+from ..program import NONE, Node, Program, Region, Spec, Value, walk
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 FULL = ("f32", "f64")  # half precision rounds between its ops, and overflows there: one op would give other numbers
@@ -40,6 +40,7 @@ class Graph:
         self.results = set(p.results)
         self.made: dict[int, Node] = {}
         self.same: dict[int, int] = {}  # a value → the earlier one that it is
+        self.hidden: set[int] = set()  # values of regions that are behind us: nobody else sees them
         self.reads = Counter(p.results)
         for n in p.walk():
             self.reads.update(n.ins)
@@ -111,7 +112,7 @@ class Graph:
 
     def stands_for(self, i: int, out: int) -> bool:
         """Whether `i` may stand where `out` stood: a result stays a value that a node makes, and its own."""
-        if self.shape(i) != self.shape(out):
+        if self.shape(i) != self.shape(out) or i in self.hidden:
             return False
         return out not in self.results or (self.values[i].kind == "temp" and i not in self.results)
 
@@ -133,11 +134,13 @@ class Graph:
 
 
 def rewrite(p: Program, rule: Callable[[Graph, Node], Made], takes: Takes = anything) -> Program:
-    """Apply a rule to every node in order; new nodes only where the engine takes all of them."""
+    """Apply a rule to every node in order, inside regions too; new nodes only where the engine takes all of them."""
     g = Graph(p)
-    nodes: list[Node] = []
-    for n in p.nodes:
-        n = renumber(n, lambda i: g.same.get(i, i)) if g.same else n
+
+    def now(i: int) -> int:
+        return g.same.get(i, i)
+
+    def replaced(n: Node) -> list[Node]:
         made = rule(g, n)
         new = [n]
         if isinstance(made, int) and g.stands_for(made, n.outs[0]):
@@ -149,12 +152,27 @@ def rewrite(p: Program, rule: Callable[[Graph, Node], Made], takes: Takes = anyt
         if new != [n]:
             g.reads.subtract(n.ins)
             g.reads.update(i for m in new for i in m.ins)
-        for m in new:
-            g.put(m)
-        nodes += new
+        return new
+
+    def inside(r: Region) -> Region:
+        outside = set(g.made)
+        body = Region(all_of(r.nodes), tuple(map(now, r.results)))
+        g.hidden |= g.made.keys() - outside
+        return body
+
+    def all_of(nodes: Iterable[Node]) -> tuple[Node, ...]:
+        out: list[Node] = []
+        for n in nodes:
+            n = renumber(n, now) if g.same else n
+            new = [replace(n, regions=tuple(map(inside, n.regions)))] if n.regions else replaced(n)
+            for m in new:
+                g.put(m)
+            out += new
+        return tuple(out)
+
+    nodes = all_of(p.nodes)
     values = tuple(g.values[len(p.contract.inputs) :])
-    results = tuple(g.same.get(r, r) for r in p.results)
-    return drop_dead(replace(p, values=values, nodes=tuple(nodes), results=results))
+    return drop_dead(replace(p, values=values, nodes=nodes, results=tuple(map(now, p.results))))
 
 
 def drop_dead(p: Program, takes: Takes = anything) -> Program:
@@ -162,13 +180,18 @@ def drop_dead(p: Program, takes: Takes = anything) -> Program:
     first = len(p.contract.inputs)
     needed = set(p.results) - {NONE}
     states = {i for i, v in enumerate(p.values, first) if v.kind == "state"}
-    nodes: list[Node] = []
-    for n in reversed(p.nodes):
-        if needed & set(n.outs) or states & set(n.ins):
-            for m in (n, *(m for r in n.regions for m in _all(r.nodes))):
-                needed.update(m.ins, m.outs, *(r.results for r in m.regions))
-            nodes.append(n)
-    if len(nodes) == len(p.nodes) and all(i in needed for i in range(first, first + len(p.values))):
+
+    def live(nodes: Sequence[Node]) -> tuple[Node, ...]:
+        out: list[Node] = []
+        for n in reversed(nodes):
+            if needed & set(n.outs) or any(states & set(m.ins) for m in walk([n])):
+                needed.update(n.ins, n.outs, *(r.results for r in n.regions))
+                regions = tuple(Region(live(r.nodes), r.results) for r in n.regions)
+                out.append(replace(n, regions=regions) if regions else n)
+        return tuple(reversed(out))
+
+    nodes = live(p.nodes)
+    if nodes == p.nodes and all(i in needed for i in range(first, first + len(p.values))):
         return p
     new: dict[int, int] = {i: i for i in range(first)} | {NONE: NONE}
     values: list[Value] = []
@@ -176,12 +199,8 @@ def drop_dead(p: Program, takes: Takes = anything) -> Program:
         if i in needed:
             new[i] = first + len(values)
             values.append(v)
-    renumbered = tuple(renumber(n, new.__getitem__, outs=True) for n in reversed(nodes))
+    renumbered = tuple(renumber(n, new.__getitem__, outs=True) for n in nodes)
     return replace(p, values=tuple(values), nodes=renumbered, results=tuple(new[r] for r in p.results))
-
-
-def _all(nodes: Sequence[Node]) -> list[Node]:
-    return [m for n in nodes for m in (n, *(x for r in n.regions for x in _all(r.nodes)))]
 
 
 def renumber(n: Node, new: Callable[[int], int], outs: bool = False) -> Node:

@@ -464,6 +464,20 @@ void Build::add_node(const Resolved& node) {
   values_[id] = cast(result, wanted.dtype);
 }
 
+// Of a cond, the branch that these sizes take.
+void Build::add_nodes(const std::vector<Resolved>& nodes) {
+  for (const Resolved& node : nodes) {
+    if (!is_cond(*node.node)) {
+      add_node(node);
+      continue;
+    }
+    const size_t taken = sizes_[std::get<DimId>(node.node->attrs.at("when"))] >= 0 ? 0 : 1;
+    add_nodes(node.regions[taken]);
+    const std::vector<int32_t>& results = node.node->regions[taken].results;
+    for (size_t i = 0; i < results.size(); ++i) values_[node.node->outs[i]] = values_[results[i]];
+  }
+}
+
 // A result is computed where the caller wants it, unless it is (a part of) something else or already given away.
 void Build::add_result(size_t output) {
   const int32_t id = program_.results[output];
@@ -593,7 +607,7 @@ std::unique_ptr<GgmlPlan> Build::build(const std::vector<Resolved>& nodes, const
   const Guard guard;
   try {
     start(sizes, limit);
-    for (const Resolved& node : nodes) add_node(node);
+    add_nodes(nodes);
     for (size_t i = 0; i < program_.results.size(); ++i) add_result(i);
     finish();
   } catch (...) {

@@ -348,6 +348,7 @@ struct Row {
 const Row* find_row(const std::string& op);  // ops.cpp; nullptr when there is none
 std::vector<std::string> row_names();
 void check(const Program& program);
+bool is_cond(const Node& node);  // the one op that is no row: its regions are built, not itself
 bool is_data(const std::string& op, const std::string& attr);
 
 // A node with its row and its attributes in the order of the row's rule; made once when a program is loaded.
@@ -356,8 +357,17 @@ struct Resolved {
   const Node* node;
   const Attr* attrs[8];
   const float* packed = nullptr;  // its weight in panels, when it is a constant
+  std::vector<std::vector<Resolved>> regions;  // of a cond, which has no row
 };
-std::vector<Resolved> resolve(const Program& program);
+std::vector<Resolved> resolve(const std::vector<Node>& nodes);
+
+template <class F>
+void for_each(std::vector<Resolved>& nodes, const F& f) {  // those inside regions too
+  for (Resolved& node : nodes) {
+    f(node);
+    for (auto& region : node.regions) for_each(region, f);
+  }
+}
 
 // A constant that a node multiplies by, as the matrix [k, n] that it reads.
 struct Weight {
@@ -445,6 +455,7 @@ class Build {
   void refer(void** where, const Tensor& t);
   void add_step(ggml_tensor* node, const Tensor& out, std::initializer_list<const Tensor*> ins, uint8_t inplace);
   void start(const int64_t* sizes, size_t limit);
+  void add_nodes(const std::vector<Resolved>& nodes);
   void add_node(const Resolved& node);
   void add_result(size_t output);
   void place_buffers();

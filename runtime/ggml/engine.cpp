@@ -56,7 +56,7 @@ class Memory {
 class GgmlEngine final : public Engine {
  public:
   GgmlEngine(const Program& program, const Weights& weights, const Release& release)
-      : program_(program), nodes_(resolve(program)), constants_(load(weights)), build_(program_, constants_) {
+      : program_(program), nodes_(resolve(program.nodes)), constants_(load(weights)), build_(program_, constants_) {
     pack(release);
   }
 
@@ -110,18 +110,23 @@ void GgmlEngine::pack(const Release& release) {
   const auto count = [&](int32_t id) {
     if (id != kNone && program_.values[id].kind == Value::Kind::constant) ++reads[program_.values[id].key];
   };
-  for (const Resolved& node : nodes_)
+  for_each(nodes_, [&](const Resolved& node) {
     for (int32_t id : node.node->ins) count(id);
+    for (const Region& region : node.node->regions)
+      for (int32_t id : region.results) count(id);
+  });
   for (int32_t id : program_.results) count(id);
 
   std::vector<std::pair<Weight, Resolved*>> products;
-  for (Resolved& node : nodes_)
+  for_each(nodes_, [&](Resolved& node) {
     if (const Weight w = weight_of(program_, *node.node); w.value != kNone) products.emplace_back(w, &node);
+  });
   const auto larger = [](const auto& a, const auto& b) { return a.first.k * a.first.n > b.first.k * b.first.n; };
   std::stable_sort(products.begin(), products.end(), larger);
 
   std::vector<float> wide;
-  for (const auto& [w, node] : products) {
+  for (const auto& product : products) {
+    const Weight& w = product.first;
     const Value& value = program_.values[w.value];
     size_t& left = reads[value.key];
     Memory& memory = packed_[{w.value, w.step, w.k}];
@@ -137,13 +142,13 @@ void GgmlEngine::pack(const Release& release) {
       constexpr int64_t width = sizeof(float);
       pack_weight(to, data, w.k, w.n, w.step * width, w.column * width);
       packed_bytes_ += memory.bytes();
-      for (Resolved& other : nodes_) {
-        if (!looks_up(program_, *other.node, w)) continue;
+      for_each(nodes_, [&](Resolved& other) {
+        if (!looks_up(program_, *other.node, w)) return;
         other.packed = to;
         --left;
-      }
+      });
     }
-    node->packed = reinterpret_cast<const float*>(memory.reserve(0));
+    product.second->packed = reinterpret_cast<const float*>(memory.reserve(0));
     if (--left == 0) release(value.key);
   }
 }

@@ -180,31 +180,72 @@ bool is_data(const std::string& op, const std::string& attr) {
                      [&](const AttrRule& rule) { return rule.data && attr == rule.name; });
 }
 
-void check(const Program& program) {
-  for (const Node& node : program.nodes) {
+namespace {
+
+void check_nodes(const Program& program, const std::vector<Node>& nodes);
+
+// A choice by a size: the first region where `when` is not negative, else the second.
+void check_cond(const Program& program, const Node& node) {
+  const auto refuse = [&](const std::string& fact) {
+    fail(Code::invalid_program, "[load] " + program.describe(node) + ": " + fact);
+  };
+  const auto when = node.attrs.find("when");
+  if (when == node.attrs.end() || node.attrs.size() != 1 || !std::holds_alternative<DimId>(when->second))
+    refuse("has one attribute, the size 'when'.");
+  if (!node.ins.empty()) refuse("takes no operands; its regions read what they need.");
+  if (node.regions.size() != 2) refuse("has two regions, got " + std::to_string(node.regions.size()) + ".");
+  for (const Region& region : node.regions) {
+    if (region.results.size() != node.outs.size())
+      refuse("a region gives " + std::to_string(region.results.size()) + " results for " + std::to_string(node.outs.size()) + ".");
+    for (size_t i = 0; i < node.outs.size(); ++i) {
+      const Value &made = program.values[region.results[i]], &out = program.values[node.outs[i]];
+      if (made.dtype != out.dtype || made.dims != out.dims || made.dims.size() > kMaxRank)
+        refuse("a region's '" + made.name + "' does not fit the result '" + out.name + "'.");
+    }
+    check_nodes(program, region.nodes);
+  }
+}
+
+void check_nodes(const Program& program, const std::vector<Node>& nodes) {
+  for (const Node& node : nodes) {
+    if (is_cond(node)) {
+      check_cond(program, node);
+      continue;
+    }
     const Row* row = find_row(node.op);
     if (!row) fail(Code::not_supported, "[load] " + program.describe(node) + ": ggml has no row for this op.");
     Check{program, node, *row}.all();
   }
+}
+
+}  // namespace
+
+bool is_cond(const Node& node) { return node.op == "cond"; }
+
+void check(const Program& program) {
+  check_nodes(program, program.nodes);
   for (int32_t id : program.results)
     if (id != kNone && program.values[id].dims.size() > kMaxRank)
       fail(Code::not_supported, "[load] result '" + program.values[id].name + "': has more than " +
                                     std::to_string(kMaxRank) + " dims.");
 }
 
-std::vector<Resolved> resolve(const Program& program) {
-  std::vector<Resolved> nodes;
-  nodes.reserve(program.nodes.size());
-  for (const Node& node : program.nodes) {
-    Resolved resolved{find_row(node.op), &node, {}, nullptr};
+std::vector<Resolved> resolve(const std::vector<Node>& nodes) {
+  std::vector<Resolved> out;
+  out.reserve(nodes.size());
+  for (const Node& node : nodes) {
+    Resolved resolved{find_row(node.op), &node, {}, nullptr, {}};
     size_t i = 0;
-    for (const AttrRule& rule : resolved.row->rule.attrs) {
-      const auto it = node.attrs.find(rule.name);
-      resolved.attrs[i++] = it == node.attrs.end() ? nullptr : &it->second;
+    if (resolved.row) {
+      for (const AttrRule& rule : resolved.row->rule.attrs) {
+        const auto it = node.attrs.find(rule.name);
+        resolved.attrs[i++] = it == node.attrs.end() ? nullptr : &it->second;
+      }
     }
-    nodes.push_back(resolved);
+    for (const Region& region : node.regions) resolved.regions.push_back(resolve(region.nodes));
+    out.push_back(std::move(resolved));
   }
-  return nodes;
+  return out;
 }
 
 }  // namespace keepdim::ggml
