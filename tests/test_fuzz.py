@@ -198,7 +198,7 @@ def hand_made(name):
 
 
 def lowered():
-    """Programs of eight small models, as plain JSON."""
+    """Programs of nine small models, as plain JSON."""
     import torch
     from torch import nn
     from torch.export import Dim
@@ -243,6 +243,17 @@ def lowered():
         def forward(self, x, y):
             return torch.cat([x, x]) + y
 
+    class Choice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x):
+            def rest(x):
+                return torch.cond(x.shape[0] < 9, lambda x: (x.exp(), self.a(x)), lambda x: (x + 1, x.sin()), (x,))
+
+            return torch.cond(x.shape[0] < 3, lambda x: (self.a(x), x * 2), rest, (x,))
+
     s = Dim("s", min=1, max=32)
     x, ids = torch.randn(3, 8), torch.ones(2, 5, dtype=torch.int64)
     models = [
@@ -253,6 +264,7 @@ def lowered():
         (Pieces(), (torch.randn(4, 8),), ({0: s},)),
         (Sizes(), (x,), ({0: s},)),
         (Reduce(), (x,), ({0: s},)),
+        (Choice(), (x,), ({0: s},)),
         (Derived(), (x, torch.randn(6, 8)), ({0: s}, {0: 2 * s})),
     ]
     out = []
@@ -454,7 +466,7 @@ def test_mutated_programs(tmp_path, programs):
     assert done.returncode == 0, f"exit code {done.returncode} at\n{last}\n{done.stderr[-3000:]}"
     counts = json.loads(done.stdout.splitlines()[-1])
     assert set(counts.pop("ops")) >= set(_native.engines()["ggml"])
-    assert counts.pop("healthy") == counts.pop("seeds") >= 8 + len(OPS)
+    assert counts.pop("healthy") == counts.pop("seeds") >= 9 + len(OPS)
     assert sum(counts.values()) == COUNT
     assert counts["refused"] > COUNT // 3 and counts["refused at run"] > COUNT // 20 and counts["ran"] > COUNT // 10, (
         counts
