@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -63,6 +64,9 @@ struct EngineInfo {
   bool (*is_data)(const std::string& op, const std::string& attr);
   std::unique_ptr<Engine> (*create)(const Program& program, const Weights& weights, const Release& release);
   std::vector<std::string> (*ops)();  // names of all rows, for tests and docs
+  // Sizes at which it changes from one way of computing to another, by name; a change is for plans built later.
+  std::map<std::string, int64_t> (*splits)();
+  void (*set_splits)(const std::map<std::string, int64_t>& changed);
 };
 
 KEEPDIM_API void register_engine(const EngineInfo& info);       // a second one of the same name is an error

@@ -535,6 +535,18 @@ nb::dict engines() {
   return out;
 }
 
+nb::dict splits(const std::string& engine) {
+  nb::dict out;
+  for (const auto& [name, value] : find_engine(engine).splits()) out[name.c_str()] = value;
+  return out;
+}
+
+void set_splits(const std::string& engine, const nb::dict& changed) {
+  std::map<std::string, int64_t> all;
+  for (const auto& [name, value] : changed) all[nb::cast<std::string>(name)] = nb::cast<int64_t>(value);
+  find_engine(engine).set_splits(all);
+}
+
 nb::dict backends() {
   nb::dict out;
   for (const auto& [id, answer] : backend_status()) out[id.c_str()] = answer;
@@ -594,6 +606,8 @@ NB_MODULE(_native, m) {
   m.def("set_options", change_options, nb::kw_only(), "threads"_a = nb::none(), "memory_limit"_a = nb::none(), "plan_limit"_a = nb::none());
   m.def("kernels", kernel_names, "Names of ExecuTorch's own kernels in this process.");
   m.def("engines", engines, "Engine names and their ops.");
+  m.def("splits", splits, "engine"_a, "Sizes at which an engine changes from one way of computing to another, by name.");
+  m.def("set_splits", set_splits, "engine"_a, "changed"_a, "Other ones, for plans that are built later.");
   m.def("backends", backends, "ExecuTorch backend ids and the status of their registration; 0 is ok.");
   m.def("cpu_supported", [] { return cpu_problem().empty(); });
   m.def("build_info", build_info_dict);

@@ -1,6 +1,8 @@
 // Build: from rows to a ggml graph with every byte placed. Owns no memory that a plan points to.
 #include "build.h"
 
+#include "splits.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,8 +13,7 @@ namespace {
 
 constexpr int64_t kAlign = 64;
 constexpr size_t kChunk = 32 * 1024;       // of a pool, at most
-constexpr double kWorkPerThread = 50'000;  // multiply-adds that pay for one more thread
-constexpr double kWorkPerStep = 5'000;     // and, a step, for its barrier
+constexpr double kWorkPerStep = 5'000;     // multiply-adds that pay, a step, for its barrier
 
 int64_t align(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -594,7 +595,7 @@ void Build::finish() {
   plan_->graph = ggml_new_graph_custom(plan_->contexts.back().get(), count, false);
   for (const Step& step : steps_) ggml_graph_add_node(plan_->graph, step.node);
 
-  const double threads = work_ < kWorkPerStep * static_cast<double>(count) ? 1 : work_ / kWorkPerThread;
+  const double threads = work_ < kWorkPerStep * static_cast<double>(count) ? 1 : work_ / static_cast<double>(std::max<int64_t>(work_per_thread(), 1));
   plan_->threads = static_cast<int>(std::clamp(threads, 1.0, 512.0));
   plan_->compute = ggml_graph_plan(plan_->graph, std::min(plan_->threads, thread_limit()), nullptr);
   int64_t total = plan_->arena_bytes;

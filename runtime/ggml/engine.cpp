@@ -10,6 +10,7 @@
 
 #include "build.h"
 #include "ggml_engine.h"
+#include "splits.h"
 
 namespace keepdim {
 namespace ggml {
@@ -212,6 +213,8 @@ const EngineInfo& ggml_engine() {
         return std::make_unique<ggml::GgmlEngine>(program, weights, release);
       },
       ggml::row_names,
+      ggml::splits,
+      ggml::set_splits,
   };
   return info;
 }

@@ -4,12 +4,10 @@
 #include <utility>
 
 #include "ops.h"
+#include "splits.h"
 
 namespace keepdim::ggml {
 namespace {
-
-// Up to so many rows a stored weight is multiplied as it lies; above, in panels that become f32 (measured).
-constexpr int64_t kFewRows = 12;
 
 Tensor zeros(Build& b) { return b.fill(b.out(), {}, {}); }
 
@@ -67,7 +65,7 @@ Tensor product(Build& b, const Operands& p, const Tensor& y) {
 bool prefers_ggml(const Tensor& w, int64_t rows) {
   const int64_t k = w.dims[w.rank - 1], n = w.dims[w.rank - 2], width = w.width();
   const bool lies = k > 0 && (k == 1 || w.strides[w.rank - 1] == width) && (n == 1 || w.strides[w.rank - 2] >= width);
-  return w.dtype == DType::f32 && lies && rows < (k % 16 == 0 && n % 4 == 0 ? 32 : 6);
+  return w.dtype == DType::f32 && lies && rows < ggml_rows(k % 16 == 0 && n % 4 == 0);
 }
 
 Tensor activate(Build& b, Block block, const Tensor& x) {
@@ -129,7 +127,7 @@ Tensor stored_product(Build& b, Operands p, const Tensor& w) {
   job->activation = p.activation;
   job->loop.push(1, 0);
   const double cost = static_cast<double>(out.count()) * static_cast<double>(job->k);
-  const bool few = job->m <= kFewRows && job->k > 0;
+  const bool few = job->m <= few_rows(w.dtype) && job->k > 0;
   b.step(few ? few_rows_kernel() : product_kernel(DType::f32), job, out, {&x, &w, &bias}, cost);
   return out;
 }

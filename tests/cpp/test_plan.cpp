@@ -45,7 +45,9 @@ const EngineInfo kFake = {"fake",
                             weights("sha-w");
                             return std::make_unique<FakeEngine>(program);
                           },
-                          [] { return std::vector<std::string>{"linear"}; }};
+                          [] { return std::vector<std::string>{"linear"}; },
+                          [] { return std::map<std::string, int64_t>{}; },
+                          [](const std::map<std::string, int64_t>&) {}};
 
 alignas(64) float weight[64 + 1];
 Bytes give_weight(const std::string&) { return {weight, 256}; }

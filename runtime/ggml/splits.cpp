@@ -1,0 +1,53 @@
+#include "splits.h"
+
+#include <atomic>
+
+#include "build.h"
+
+namespace keepdim::ggml {
+namespace {
+
+constexpr size_t kTypes = static_cast<size_t>(DType::q6_k) + 1;
+
+struct All {
+  std::atomic<int64_t> few_rows[kTypes], ggml_rows[2], work_per_thread{50'000};
+  std::map<std::string, std::atomic<int64_t>*> names;
+
+  All() {
+    ggml_rows[0] = 6, ggml_rows[1] = 32;
+    names = {{"ggml_rows.rest", &ggml_rows[0]}, {"ggml_rows.whole", &ggml_rows[1]}, {"work_per_thread", &work_per_thread}};
+    for (size_t i = 0; i < kTypes; ++i) {
+      few_rows[i] = 12;
+      const auto type = static_cast<DType>(i);
+      if (stored(type)) names[std::string("few_rows.") + dtype_name(type)] = &few_rows[i];
+    }
+  }
+};
+
+All& all() {
+  static All* const a = new All;  // never destroyed: a plan may be built late
+  return *a;
+}
+
+}  // namespace
+
+int64_t few_rows(DType weight) { return all().few_rows[static_cast<size_t>(weight)]; }
+int64_t ggml_rows(bool whole) { return all().ggml_rows[whole ? 1 : 0]; }
+int64_t work_per_thread() { return all().work_per_thread; }
+
+std::map<std::string, int64_t> splits() {
+  std::map<std::string, int64_t> out;
+  for (const auto& [name, value] : all().names) out[name] = *value;
+  return out;
+}
+
+void set_splits(const std::map<std::string, int64_t>& changed) {
+  const auto& names = all().names;
+  for (const auto& [name, value] : changed) {
+    if (!names.count(name)) fail(Code::invalid_argument, "[options] split '" + name + "': ggml has none of that name.");
+    if (value < 0) fail(Code::invalid_argument, "[options] split '" + name + "': " + std::to_string(value) + " is negative.");
+  }
+  for (const auto& [name, value] : changed) *names.at(name) = value;
+}
+
+}  // namespace keepdim::ggml
