@@ -14,6 +14,7 @@ from .module import Module, load, lower
 if TYPE_CHECKING:
     from .llm import lower_llm
     from .partition import GgmlPartitioner
+    from .ranges import dispatch
 
 _native.set_dtypes(DTYPES)
 for _id, _status in _native.backends().items():
@@ -31,6 +32,10 @@ def __getattr__(name: str) -> Any:
         from .partition import GgmlPartitioner
 
         return GgmlPartitioner
+    if name == "dispatch":
+        from .ranges import dispatch
+
+        return dispatch
     raise AttributeError(f"module 'keepdim' has no attribute {name!r}")
 
 
@@ -40,6 +45,7 @@ __all__ = [
     "GgmlPartitioner",
     "KeepdimError",
     "Module",
+    "dispatch",
     "load",
     "lower",
     "lower_llm",

@@ -53,6 +53,12 @@ SEES = {
         *("mapped", "passes", "quant", "whole"),
     },
     "module": {"_native", "errors", "signature", "pte", "capture", "lowering"},
+    "axes": {"errors"},
+    "tables": {"errors"},
+    "preflight": {"errors", "axes"},
+    "progress": set(),
+    "tuning": {"errors", "cache", "axes", "tables", "preflight", "progress"},
+    "ranges": {"errors", "axes", "tables", "preflight", "tuning"},
     "demo": {"module"},
     "embed": {"errors", "module", "cache"},
     "llm": {
@@ -63,7 +69,7 @@ SEES = {
     "generate": {"errors", "cache", "llm", "gguf"},
     "cli": {"errors", "contract", "signature", "pte", "module", "demo", "embed", "generate"},
     "__main__": {"cli"},
-    "__init__": {"_native", "errors", "contract", "module", "llm", "partition"},
+    "__init__": {"_native", "errors", "contract", "module", "llm", "partition", "ranges"},
 }
 FILES = sorted({p.relative_to(PACKAGE).parts[0].removesuffix(".py") for p in PACKAGE.rglob("*.py")})
 

@@ -1,0 +1,293 @@
+"""Axes that implementations are chosen by, and boxes of them.
+
+An axis is a size or an integer expression of sizes, written as in Python: `q.shape[2]`, `x.shape[0] * x.shape[1]`,
+`q.shape[1] == k.shape[1]` (one size in two places). A box has an inclusive range on every axis; boxes tile a domain,
+and a tree of cuts finds the one that a point lies in. Nothing here knows of graphs.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from .errors import fail
+
+Range = tuple[int, int]  # both ends inside
+Box = tuple[Range, ...]  # one range an axis
+Tree = int | tuple[int, int, Any, Any]  # an implementation, or (axis, at, up to `at`, above it)
+TAKEN = ("run", "upto", "name", "partitioner", "self")  # words of `impl`, which takes axes as keywords
+SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
+GRAMMAR = "Write tensor.shape[i], whole numbers, + - * // %, min and max; == between places of one size"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A named size and its domain. `terms` are Python expressions that are equal; `places` the sizes they read."""
+
+    name: str
+    text: str
+    lo: int
+    hi: int
+    terms: tuple[str, ...]
+    places: tuple[tuple[str, int], ...]
+
+    @property
+    def range(self) -> Range:
+        """Its domain."""
+        return self.lo, self.hi
+
+
+def parse(subject: str, axes: Mapping[str, str], domain: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """The axes of a declaration, each checked.
+
+    >>> parse("f", {"s": "q.shape[2] == k.shape[-2]"}, {"s": (1, 64)})[0].places
+    (('q', 2), ('k', -2))
+    """
+    if not 1 <= len(axes) <= 2:
+        fail("dispatch", subject, f"has {len(axes)} axes, not one or two")
+    for name in domain:
+        if name not in axes:
+            fail("dispatch", f"{subject}, domain", f"names {name!r}, which is no axis ({', '.join(axes)})")
+    return tuple(_axis(subject, name, text, domain) for name, text in axes.items())
+
+
+def _axis(subject: str, name: str, text: str, domain: Mapping[str, Any]) -> Axis:
+    where = f"{subject}, axis {name!r}"
+    if not name.isidentifier() or keyword.iskeyword(name) or name in TAKEN:
+        fail("dispatch", where, "is no name that an axis can have", "Choose another word")
+    if name not in domain:
+        fail("dispatch", where, "has no domain", f"Give domain={{{name!r}: (lowest, highest)}}")
+    lo, hi = checked_range(where, domain[name])
+    if lo < 0:
+        fail("dispatch", where, f"has the domain {lo}..{hi}; no size is negative")
+    try:
+        body = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as e:
+        fail("dispatch", where, f"cannot be read ({text!r}: {e.msg})", GRAMMAR, e)
+    terms = [body]
+    if isinstance(body, ast.Compare):
+        if not all(isinstance(op, ast.Eq) for op in body.ops):
+            fail("dispatch", where, f"compares by more than == ({text!r})", GRAMMAR)
+        terms = [body.left, *body.comparators]
+    places: list[tuple[str, int]] = []
+    written = tuple(_written(t, where, text, places) for t in terms)
+    if not places:
+        fail("dispatch", where, f"reads no size ({text!r})", GRAMMAR)
+    return Axis(name, text, lo, hi, written, tuple(dict.fromkeys(places)))
+
+
+def checked_range(where: str, given: Any) -> Range:
+    """A pair of whole numbers in order."""
+    pair = tuple(given) if isinstance(given, (tuple, list)) else ()
+    if len(pair) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) for v in pair):
+        fail("dispatch", where, f"has {given!r} for a range", "Give two whole numbers, both inside the range")
+    if pair[0] > pair[1]:
+        fail("dispatch", where, f"has an empty range ({pair[0]}..{pair[1]})")
+    return pair[0], pair[1]
+
+
+def _written(e: ast.expr, where: str, text: str, places: list[tuple[str, int]]) -> str:
+    """The expression as Python that runs on tensors and symbolic sizes; only what the grammar has gets through."""
+    if isinstance(e, ast.Constant) and isinstance(e.value, int) and not isinstance(e.value, bool):
+        return str(e.value)
+    if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub):
+        return f"(-{_written(e.operand, where, text, places)})"
+    if isinstance(e, ast.BinOp) and type(e.op) in SIGNS:
+        left, right = (_written(x, where, text, places) for x in (e.left, e.right))
+        return f"({left} {SIGNS[type(e.op)]} {right})"
+    named = isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and not e.keywords and e.args
+    if named and e.func.id in ("min", "max"):
+        first, *more = (_written(a, where, text, places) for a in e.args)
+        for other in more:  # torch's own work on symbolic sizes too
+            first = f"sym_{e.func.id}({first}, {other})"
+        return first
+    if isinstance(e, ast.Subscript) and isinstance(e.value, ast.Attribute) and e.value.attr == "shape":
+        tensor, dim = e.value.value, _dim(e.slice)
+        if isinstance(tensor, ast.Name) and dim is not None:
+            places.append((tensor.id, dim))
+            return f"{tensor.id}.shape[{dim}]"
+    fail("dispatch", where, f"has {ast.unparse(e)!r} in it ({text!r})", GRAMMAR)
+
+
+def _dim(e: ast.expr) -> int | None:
+    try:
+        value = ast.literal_eval(e)
+    except ValueError:
+        return None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+# ---------------------------------------------------------------- reading sizes
+def signature_of(run: Callable[..., Any]) -> inspect.Signature | None:
+    """What a function takes; None where Python cannot say, as of torch.sin."""
+    try:
+        return inspect.signature(run.forward if isinstance(run, torch.nn.Module) else run)
+    except (TypeError, ValueError):
+        return None
+
+
+class Reader:
+    """Reads the axes from the arguments of a function: by the names of its parameters.
+
+    >>> def f(x, y=None): ...
+    >>> read = Reader("f", parse("f", {"n": "x.shape[0] * x.shape[1]"}, {"n": (1, 9)}), f, "f")
+    >>> read.terms(torch.ones(2, 3), y=1), list(read.tensors(torch.ones(2, 3)))
+    (((6,),), ['x'])
+    """
+
+    def __init__(self, subject: str, axes: Sequence[Axis], run: Callable[..., Any], who: str):
+        used = list(dict.fromkeys(t for a in axes for t, _ in a.places))
+        signature = signature_of(run)
+        if signature is None:  # a function without names: what the axes name is its first argument
+            if len(used) > 1:
+                fail("dispatch", subject, f"{who} does not say how its arguments are called ({', '.join(used)})",
+                     "Give a Python function as the reference")  # fmt: skip
+            names, head = used, f"{used[0]}, *_args, **_kwargs"
+        else:
+            names, head = _head(signature)
+        for axis in axes:
+            for tensor, _ in axis.places:
+                if tensor not in names:
+                    fail("dispatch", f"{subject}, axis {axis.name!r}",
+                         f"names the tensor {tensor!r}, but {who} takes ({', '.join(names)})")  # fmt: skip
+        # One tuple an axis: its size, then what has to be equal to it.
+        self.terms = _function(subject, head, "".join(f"({', '.join(a.terms)},), " for a in axes))
+        self.sizes = _function(subject, head, "".join(f"{a.terms[0]}, " for a in axes))
+        self._values = _function(subject, head, "".join(f"{t}, " for t in used))
+        self._used, self._subject, self._axes = used, subject, axes
+
+    def tensors(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        """The tensors that the axes name; one that is no tensor, or has no such dim, is an error."""
+        found = dict(zip(self._used, self._values(*args, **kwargs), strict=True))
+        for axis in self._axes:
+            for tensor, dim in axis.places:
+                x, where = found[tensor], f"{self._subject}, axis {axis.name!r}"
+                if not isinstance(x, torch.Tensor):
+                    fail("dispatch", where, f"reads {tensor}.shape[{dim}], but {tensor!r} is a {type(x).__name__}")
+                if not -x.dim() <= dim < x.dim():
+                    fail("dispatch", where, f"reads {tensor}.shape[{dim}], but {tensor!r} has {x.dim()} dims")
+        return found
+
+
+def _function(name: str, head: str, body: str) -> Callable[..., tuple[Any, ...]]:
+    """Compiled from text that `_written` made: Dynamo traces it like any other."""
+    made = eval(f"lambda {head}: ({body})", {"sym_min": torch.sym_min, "sym_max": torch.sym_max})
+    made.__name__ = made.__qualname__ = name  # what Python says of a missing argument
+    return made
+
+
+def _head(signature: inspect.Signature) -> tuple[list[str], str]:
+    """The names that tensors can have, and the parameters as a lambda has them; what has a default has None."""
+    names, parts, starred = [], [], False
+    for p in signature.parameters.values():
+        if p.kind == p.VAR_POSITIONAL:
+            parts.append(f"*{p.name}")
+            starred = True
+        elif p.kind == p.VAR_KEYWORD:
+            parts.append(f"**{p.name}")
+        else:
+            if p.kind == p.KEYWORD_ONLY and not starred:
+                parts.append("*")
+                starred = True
+            names.append(p.name)
+            parts.append(p.name if p.default is p.empty else f"{p.name}=None")
+    return names, ", ".join(parts)
+
+
+def required(signature: inspect.Signature) -> int | None:
+    """How many positional arguments a function needs; None where it takes any number."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if any(p.kind == p.VAR_POSITIONAL for p in signature.parameters.values()):
+        return None
+    return sum(p.kind in kinds and p.default is p.empty for p in signature.parameters.values())
+
+
+# ---------------------------------------------------------------- boxes
+def show(axes: Sequence[Axis], box: Box) -> str:
+    """A box in words.
+
+    >>> show(parse("f", {"s": "x.shape[0]", "b": "x.shape[1]"}, {"s": (1, 9), "b": (1, 4)}), ((1, 9), (2, 2)))
+    's in 1..9 and b = 2'
+    """
+    return " and ".join(
+        f"{a.name} = {lo}" if lo == hi else f"{a.name} in {lo}..{hi}" for a, (lo, hi) in zip(axes, box, strict=True)
+    )
+
+
+def common(a: Box, b: Box) -> Box | None:
+    """What two boxes share."""
+    both = tuple((max(p[0], q[0]), min(p[1], q[1])) for p, q in zip(a, b, strict=True))
+    return None if any(lo > hi for lo, hi in both) else both
+
+
+def without(box: Box, taken: Sequence[Box]) -> list[Box]:
+    """The parts of a box that no other covers, as boxes.
+
+    >>> without(((1, 9),), [((3, 4),)])
+    [((1, 2),), ((5, 9),)]
+    """
+    left = [box]
+    for t in taken:
+        left = [piece for b in left for piece in _less(b, t)]
+    return left
+
+
+def _less(box: Box, hole: Box) -> list[Box]:
+    both = common(box, hole)
+    if both is None:
+        return [box]
+    out = []
+    for i, ((lo, hi), (a, b)) in enumerate(zip(box, both, strict=True)):
+        done, rest = both[:i], box[i + 1 :]
+        out += [(*done, r, *rest) for r in ((lo, a - 1), (b + 1, hi)) if r[0] <= r[1]]
+    return out
+
+
+def tree(domain: Box, tiles: Sequence[tuple[Box, int]]) -> Tree:
+    """Cuts that end in one implementation each; a box is cut in two only where there is no other way.
+
+    >>> tree(((1, 9),), [(((1, 3),), 0), (((4, 6),), 1), (((7, 9),), 0)])
+    (0, 3, 0, (0, 6, 1, 0))
+    """
+    here = [(both, i) for box, i in tiles if (both := common(box, domain)) is not None]
+    if len({i for _, i in here}) == 1:
+        return here[0][1]
+
+    def score(cut: tuple[int, int]) -> tuple[int, int]:
+        axis, at = cut
+        low, high = sum(b[axis][0] <= at for b, _ in here), sum(b[axis][1] > at for b, _ in here)
+        return low + high - len(here), max(low, high)
+
+    cuts = {(axis, b[axis][1]) for b, _ in here for axis in range(len(domain)) if b[axis][1] < domain[axis][1]}
+    axis, at = min(sorted(cuts), key=score)
+    low = (*domain[:axis], (domain[axis][0], at), *domain[axis + 1 :])
+    high = (*domain[:axis], (at + 1, domain[axis][1]), *domain[axis + 1 :])
+    return axis, at, tree(low, here), tree(high, here)
+
+
+def cuts(node: Tree) -> list[tuple[int, int]]:
+    """(axis, at) of every cut in a tree."""
+    return [] if isinstance(node, int) else [(node[0], node[1]), *cuts(node[2]), *cuts(node[3])]
+
+
+def edges(axes: Sequence[Axis], tiles: Sequence[Box]) -> list[tuple[int, ...]]:
+    """Points on both sides of every border, and at both ends, of every box.
+
+    >>> edges(parse("f", {"s": "x.shape[0]"}, {"s": (1, 9)}), [((1, 4),), ((5, 9),)])
+    [(1,), (4,), (5,), (9,)]
+    """
+    ends = [sorted({v for box in tiles for v in box[i]}) for i in range(len(axes))]
+    return list(itertools.product(*ends))
+
+
+def volume(box: Box) -> int:
+    """How many points a box has."""
+    return prod(hi - lo + 1 for lo, hi in box)

@@ -1,0 +1,542 @@
+"""Several implementations of one function, each for a range of some size, in one program that keeps its branches.
+
+`dispatch` declares them; a Dispatch is called like the function it stands for. With numbers for sizes it looks the
+implementation up; where sizes are symbols (torch.export, torch.compile) it becomes nested `torch.cond`s on them. Which
+implementation is best where is measured in tuning.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+import torch.utils._pytree as pytree
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
+
+from . import preflight
+from .axes import (
+    Axis,
+    Box,
+    Range,
+    Reader,
+    Tree,
+    checked_range,
+    common,
+    cuts,
+    edges,
+    parse,
+    required,
+    show,
+    signature_of,
+    tree,
+    without,
+)
+from .errors import fail
+from .tables import Row, Table
+
+DISPATCH, IMPLEMENTATION = "keepdim.dispatch", "keepdim.implementation"  # in node.meta["custom"] of exported graphs
+_listeners: list[list[Dispatch]] = []
+
+
+@dataclass(eq=False)
+class Implementation:
+    """One of a dispatch's implementations."""
+
+    name: str
+    run: Callable[..., Any]
+    partitioner: Any = None  # who lowers its branch, where that is not the program's own
+
+
+def dispatch(
+    axes: Mapping[str, str],
+    domain: Mapping[str, Range],
+    reference: Callable[..., Any] | None = None,
+    examples: Any = None,
+    name: str | None = None,
+) -> Dispatch:
+    """Declare a function with several implementations, chosen by the sizes of its arguments.
+
+    `axes` names one or two sizes, or expressions of sizes, and `domain` the values they may have, ends included.
+    `reference` is what the implementations are compared with when they are tuned; `examples` are arguments.
+
+    >>> def double(x): return x + x
+    >>> f = dispatch(axes={"n": "x.shape[0]"}, domain={"n": (1, 100)}, name="f")
+    >>> f = f.impl(torch.sin, upto=10).impl(double)
+    >>> f(torch.ones(11)).sum()
+    tensor(22.)
+    >>> print(f.table)
+    f: n = x.shape[0] in 1..100
+    n in 1..10 -> sin
+    n in 11..100 -> double
+    """
+    return Dispatch(axes, domain, reference, examples, name)
+
+
+class Dispatch(torch.nn.Module):
+    """See `dispatch`. Implementations that are modules are submodules; functions stay as they are."""
+
+    def __init__(self, axes: Mapping[str, str], domain: Mapping[str, Range], reference: Callable[..., Any] | None,
+                 examples: Any, name: str | None):  # fmt: skip
+        super().__init__()
+        self.name = name or (_name_of(reference) if reference is not None else "dispatch")
+        self.axes = parse(self.name, axes, domain)
+        self.examples = examples
+        self.implementations: list[Implementation] = []
+        self.parts = torch.nn.ModuleList()  # the implementations that are modules
+        self._reference = (reference,)  # in a tuple: its parameters are not the program's
+        self._columns: tuple[Axis, ...] = self.axes  # what the boxes are over: the axes, or their product
+        self._product = False
+        self._tiles: list[tuple[Box, int]] = []
+        self._tree: Tree | None = None
+        self._measured: Table | None = None
+        self._read: Reader | None = None
+        if reference is not None:
+            self._read = Reader(self.name, self.axes, reference, f"the reference {_name_of(reference)!r}")
+
+    @property
+    def reference(self) -> Callable[..., Any] | None:
+        """What the implementations are compared with."""
+        return self._reference[0]
+
+    @property
+    def domain(self) -> Box:
+        """The range of every axis."""
+        return tuple(a.range for a in self.axes)
+
+    # ------------------------------------------------------------ declaring
+    def impl(self, run: Callable[..., Any], *, upto: int | None = None, name: str | None = None,
+             partitioner: Any = None, **ranges: Range) -> Dispatch:  # fmt: skip
+        """Add an implementation: up to a size, for a range of each axis, or for what the others leave.
+
+        Where no implementation has a range, all of them are candidates for `tune`.
+        """
+        label = name or _name_of(run)
+        where = f"{self.name}, implementation {label!r}"
+        if not callable(run):
+            fail("dispatch", where, f"is a {type(run).__name__}, which cannot be called")
+        if any(i.name == label for i in self.implementations):
+            fail("dispatch", where, "is there already", "Give another name=")
+        self._fits(run, label)
+        boxes = self._boxes(where, upto, ranges)
+        for box in boxes:
+            for taken, i in self._tiles:
+                if (both := common(box, taken)) is not None:
+                    fail("dispatch", where, f"overlaps {self.implementations[i].name!r} ({show(self.axes, both)})")
+        if isinstance(run, torch.nn.Module):
+            self.parts.append(run)
+        self.implementations.append(Implementation(label, run, partitioner))
+        self._serve(self.axes, [*self._tiles, *((box, len(self.implementations) - 1) for box in boxes)])
+        return self
+
+    def _fits(self, run: Callable[..., Any], label: str) -> None:
+        """The first function says how arguments are called; each takes as many."""
+        if self._read is None:
+            self._read = Reader(self.name, self.axes, run, f"the implementation {label!r}")
+        first = self.reference or (self.implementations[0].run if self.implementations else run)
+        counts = [None if (s := signature_of(f)) is None else required(s) for f in (first, run)]
+        if None not in counts and counts[0] != counts[1]:
+            fail("dispatch", f"{self.name}, implementation {label!r}",
+                 f"needs {counts[1]} arguments, but {_name_of(first)!r} {counts[0]}")  # fmt: skip
+
+    def _boxes(self, where: str, upto: int | None, ranges: Mapping[str, Any]) -> list[Box]:
+        """What an implementation is declared to serve; nothing where it is a candidate."""
+        for axis in ranges:
+            if axis not in (a.name for a in self.axes):
+                fail("dispatch", where, f"names {axis!r}, which is no axis ({', '.join(a.name for a in self.axes)})")
+        bare = upto is None and not ranges
+        if self.implementations and not self._tiles:
+            if not bare:
+                fail("dispatch", where, f"has a range, but {self.implementations[0].name!r} has none",
+                     "Give ranges in increasing order, the one without last, or none and tune()")  # fmt: skip
+            return []
+        left = without(self.domain, [box for box, _ in self._tiles])
+        if bare:
+            if not left:
+                fail("dispatch", where, "has nothing to serve: the others cover the domain")
+            return left if self._tiles else []
+        if upto is not None:
+            return [self._up_to(where, upto, ranges, left)]
+        box = tuple(
+            checked_range(f"{where}, axis {a.name!r}", ranges[a.name]) if a.name in ranges else a.range
+            for a in self.axes
+        )
+        for axis, (lo, hi) in zip(self.axes, box, strict=True):
+            if lo < axis.lo or hi > axis.hi:
+                fail("dispatch", where, f"{axis.name} in {lo}..{hi} is not inside the domain {axis.lo}..{axis.hi}")
+        if len(self.axes) == 1 and left and left[0][0][0] < box[0][0] and not any(common(box, t) for t, _ in
+                                                                                   self._tiles):  # fmt: skip
+            gap = ((left[0][0][0], box[0][0] - 1),)
+            fail("dispatch", where, f"leaves a gap: nobody serves {show(self.axes, gap)}")
+        return [box]
+
+    def _up_to(self, where: str, upto: Any, ranges: Mapping[str, Any], left: Sequence[Box]) -> Box:
+        if len(self.axes) != 1 or ranges:
+            fail("dispatch", where, "has upto=, which is for one axis and no other range", "Give a range an axis")
+        (axis,) = self.axes
+        if not isinstance(upto, int) or isinstance(upto, bool):
+            fail("dispatch", where, f"has upto={upto!r}, not a whole number")
+        start = left[0][0][0] if left else axis.hi + 1
+        if self._tiles and upto < start:
+            fail("dispatch", where, f"has upto={upto}, but {axis.name} up to {start - 1} is served already",
+                 "Splits have to increase")  # fmt: skip
+        if not axis.lo <= upto <= axis.hi:
+            fail("dispatch", where, f"has upto={upto}, which is not inside the domain {axis.lo}..{axis.hi}")
+        return ((start, upto),)
+
+    def _serve(self, columns: tuple[Axis, ...], tiles: list[tuple[Box, int]]) -> None:
+        """Take a table; a tree stands only where it tiles the domain."""
+        self._columns, self._tiles, self._measured = columns, tiles, None
+        self._product = columns != self.axes
+        whole = tuple(a.range for a in columns)
+        if not tiles:
+            self._tree = 0 if len(self.implementations) == 1 else None
+        else:
+            self._tree = None if without(whole, [box for box, _ in tiles]) else tree(whole, tiles)
+
+    def check(self, *examples: Any, **kwargs: Any) -> Dispatch:
+        """Refuse a declaration that is not whole; with example arguments, also implementations that cannot stand in
+        one program."""
+        if not self.implementations:
+            fail("dispatch", self.name, "has no implementation", "Add some with impl()")
+        if self._tree is None and not self._tiles:
+            names = ", ".join(i.name for i in self.implementations)
+            fail("dispatch", self.name, f"has candidates without ranges ({names})", "Call tune(), or give each a range")
+        if self._tree is None:
+            gap = without(self.domain, [box for box, _ in self._tiles])[0]
+            fail("dispatch", self.name, f"has a gap: nobody serves {show(self.axes, gap)}")
+        if examples or kwargs or self.examples is not None:
+            self._stage(*self._given(examples, kwargs))
+        return self
+
+    @property
+    def table(self) -> Table:
+        """Who serves what; with the times, where they were measured."""
+        if self._measured is not None:
+            return self._measured
+        if self._tree is None:
+            self.check()
+        tiles = self._tiles or [(self.domain, 0)]
+        names = [a.name for a in self._columns]
+        rows = [Row(dict(zip(names, box, strict=True)), self.implementations[i].name) for box, i in tiles]
+        axes, domain = {a.name: a.text for a in self.axes}, {a.name: a.range for a in self.axes}
+        return Table(self.name, axes, domain, sorted(rows, key=lambda r: list(r.ranges.values())))
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return self.name if self._tree is None else str(self.table).replace("\n", "; ")
+
+    # ------------------------------------------------------------ calling
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the implementation that serves these sizes."""
+        if self._tree is None:
+            self.check()
+        if torch.compiler.is_dynamo_compiling():
+            return self._in_dynamo(args, kwargs)
+        sizes = self._sizes(args, kwargs)
+        if any(isinstance(n, torch.SymInt) for n in sizes):
+            return self._for_shapes(args, kwargs) if preflight.trying() else self._in_export(sizes, args, kwargs)
+        if torch.compiler.is_exporting():
+            self._refuse_numbers(sizes)
+        for axis, n in zip(self.axes, sizes, strict=True):
+            if not axis.lo <= n <= axis.hi:
+                fail("dispatch", f"{self.name}, axis {axis.name!r}",
+                     f"{axis.text} = {n} is out of the domain {axis.lo}..{axis.hi}")  # fmt: skip
+        node, values = self._tree, self._values(sizes)
+        while not isinstance(node, int):
+            node = node[2] if values[node[0]] <= node[1] else node[3]
+        return self.implementations[node].run(*args, **kwargs)
+
+    def _sizes(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """The size on every axis, where no symbol is asked whether it is equal to another."""
+        assert self._read is not None
+        try:
+            terms = self._read.terms(*args, **kwargs)
+        except (AttributeError, IndexError):
+            self._read.tensors(*args, **kwargs)  # says which tensor, and why
+            raise
+        for axis, (n, *others) in zip(self.axes, terms, strict=True):
+            for other in others:
+                if isinstance(n, int) and isinstance(other, int) and n != other:
+                    fail("dispatch", f"{self.name}, axis {axis.name!r}", f"{axis.text} does not hold ({n} and {other})")
+        return tuple(t[0] for t in terms)
+
+    def _values(self, sizes: Sequence[Any]) -> Sequence[Any]:
+        return (sizes[0] * sizes[1],) if self._product else sizes
+
+    def _refuse_numbers(self, sizes: Sequence[Any]) -> None:
+        """With a number for a size the cond would vanish, and the program be wrong at every other size."""
+        if isinstance(self._tree, int):
+            return
+        cut = {0, 1} if self._product else {axis for axis, _ in cuts(self._tree or 0)}
+        for i, (axis, n) in enumerate(zip(self.axes, sizes, strict=True)):
+            if i in cut and not isinstance(n, torch.SymInt):
+                tensor, dim = axis.places[0]
+                fail("dispatch", f"{self.name}, axis {axis.name!r}",
+                     f"{axis.text} is the number {n} in this export, so that only one implementation would be left",
+                     f"Make it dynamic: dynamic_shapes={{{tensor!r}: {{{dim}: Dim({axis.name!r}, min={axis.lo}, "
+                     f"max={axis.hi})}}}}")  # fmt: skip
+
+    # ------------------------------------------------------------ graphs
+    def _in_dynamo(self, args: Any, kwargs: Any) -> Any:
+        """Traced by Dynamo: numbers choose now (and are guarded), symbols become conds."""
+        assert self._read is not None
+        sizes = self._read.sizes(*args, **kwargs)
+        if not torch.compiler.is_exporting():
+            for axis, n in zip(self.axes, sizes, strict=True):
+                if n < axis.lo or n > axis.hi:  # a guard: another size is traced again, and refused here
+                    fail("dispatch", self.name, f"{axis.text} is out of the domain {axis.lo}..{axis.hi}")
+            return self._branch(self._tree, args, kwargs, None, inside=False)
+        for axis, n in zip(self.axes, sizes, strict=True):
+            if has_static_value(n) and not isinstance(self._tree, int):
+                fail("dispatch", self.name, f"{axis.text} is a number in this export", "Make it dynamic")
+        for i, at in cuts(self._tree or 0):
+            if at < 2 and statically_known_true(self._values(sizes)[i] > at):
+                fail("dispatch", self.name, f"a strict export does not tell whether {at} can be reached",
+                     "Export with strict=False")  # fmt: skip
+        self._assume(args, kwargs)
+        return self._branch(self._tree, args, kwargs, None, inside=False)
+
+    def _in_export(self, sizes: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        """Run by torch.export, or any tracing with symbolic sizes, outside Dynamo."""
+        assert self._read is not None
+        self._refuse_numbers(sizes)
+        for axis, n in zip(self.axes, sizes, strict=True):
+            if isinstance(n, torch.SymInt):
+                self._check_range(axis, n)
+        self._assume(args, kwargs)
+        with preflight.unrecorded():
+            fresh = self._inspect(args, kwargs)
+        for found in _listeners:
+            if self not in found:
+                found.append(self)
+        with fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
+            return self._branch(self._tree, args, kwargs, fresh, inside=False)
+
+    def _check_range(self, axis: Axis, n: torch.SymInt) -> None:
+        """What the export declares of a size must lie inside the domain, and be seen by its cuts."""
+        where = f"{self.name}, axis {axis.name!r}"
+        (lo, hi), seen = preflight.declared(n)
+        if (lo is not None and lo < axis.lo) or (hi is not None and hi > axis.hi):
+            shown = f"{'' if lo is None else lo}..{'' if hi is None else hi}"
+            fact = f"{axis.text} may be {shown} in this export, but the domain is {axis.lo}..{axis.hi}"
+            fail("dispatch", where, fact, f"Give its Dim min={axis.lo}, max={axis.hi}, or widen the domain")
+        mine = -1 if self._product else self.axes.index(axis)
+        unseen = [at for i, at in cuts(self._tree or 0) if i == mine and (lo or 0) <= at < seen]
+        if lo is not None and unseen:
+            fail("dispatch", where, f"torch.export traces as if {axis.text} were at least {seen}, so that the split "
+                 f"at {unseen[0]} would vanish", "Export inside "
+                 "torch.fx.experimental._config.patch(backed_size_oblivious=True), or use keepdim.lower")  # fmt: skip
+
+    def _assume(self, args: Any, kwargs: Any) -> None:
+        """The domain, and what an axis says is one size, become part of the program's contract."""
+        assert self._read is not None
+        terms = self._read.terms(*args, **kwargs)
+        for axis, (n, *_) in zip(self.axes, terms, strict=True):
+            torch._check(n >= axis.lo)
+            torch._check(n <= axis.hi)
+        preflight.equate(terms)
+
+    def _branch(self, node: Any, args: Any, kwargs: Any, fresh: Any, inside: bool, cond: Any = None) -> Any:
+        """The conds below a node of the tree; what the range of a symbol decides is no cond."""
+        if isinstance(node, int):
+            return self._leaf(node, args, kwargs, fresh, inside)
+        i, at, low, high = node
+        n = self._values(self._read.sizes(*args, **kwargs))[i]  # type: ignore[union-attr]
+        if statically_known_true(n <= at):
+            return self._branch(low, args, kwargs, fresh, inside, cond)
+        if statically_known_true(n > at):
+            return self._branch(high, args, kwargs, fresh, inside, cond)
+        if cond is not None:
+            return cond(n <= at, lambda a, k: self._branch(low, a, k, fresh, True, cond),
+                        lambda a, k: self._branch(high, a, k, fresh, True, cond), args, kwargs)  # fmt: skip
+        return torch.cond(n <= at, lambda: self._branch(low, args, kwargs, fresh, True),
+                          lambda: self._branch(high, args, kwargs, fresh, True), ())  # fmt: skip
+
+    def _leaf(self, i: int, args: Any, kwargs: Any, fresh: Any, inside: bool) -> Any:
+        """One implementation. In a branch its results are contiguous and nobody else's."""
+        chosen = self.implementations[i]
+        with fx_traceback.annotate({IMPLEMENTATION: chosen.name}):
+            out = chosen.run(*args, **kwargs)
+            if not inside or (fresh is not None and all(fresh[i])):
+                return out
+            values, spec = pytree.tree_flatten(out)
+            values = [
+                v if fresh is not None and fresh[i][k] else v.clone(memory_format=torch.contiguous_format)
+                for k, v in enumerate(values)
+            ]
+            return pytree.tree_unflatten(values, spec)
+
+    def _for_shapes(self, args: Any, kwargs: Any) -> Any:
+        """Inside an implementation of another dispatch that is being tried."""
+        self._inspect(args, kwargs)
+        return self.implementations[0].run(*args, **kwargs)
+
+    def _inspect(self, args: Any, kwargs: Any) -> list[tuple[bool, ...]]:
+        assert self._read is not None
+        boxes = [] if self._product else [box for box, _ in self._tiles]
+        points = edges(self.axes, [*boxes, self.domain])
+        candidates = [(i.name, i.run) for i in self.implementations]
+        return preflight.inspect_all(self.name, self.axes, points, candidates, self._read, args, kwargs)
+
+    def _given(self, examples: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if examples or kwargs:
+            return examples, kwargs
+        if self.examples is None:
+            fail("dispatch", self.name, "has no example arguments", "Give some, here or to dispatch(examples=)")
+        if callable(self.examples):
+            middle = {a.name: max(2, round((max(a.lo, 1) * a.hi) ** 0.5)) for a in self.axes}
+            return tuple(self.examples(**middle)), {}
+        return tuple(self.examples), {}
+
+    def _stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[preflight.Stage, list[tuple[bool, ...]]]:
+        """The arguments with symbols for the sizes that go with the axes, and the implementations tried on them."""
+        assert self._read is not None
+        candidates = [(i.name, i.run) for i in self.implementations]
+        moved = preflight.tied(self.name, self.axes, self._read, candidates, args, kwargs)
+        places = preflight.example_sizes(self.name, self.axes, self._read, args, kwargs)
+        alone = {p: a.range for p, a in places.items() if all(t in _plain(a) for t in a.terms)}
+        stage = preflight.staged(args, kwargs, lambda x, d: (id(x), d) in moved, alone)
+        with preflight.symbols_of(stage):
+            preflight.equate(self._read.terms(*stage.args, **stage.kwargs))
+            return stage, self._inspect(stage.args, stage.kwargs)
+
+    def graph(self, *examples: Any) -> GraphModule:
+        """The nested conds as a GraphModule, from example arguments whose sizes are numbers.
+
+        For places such as Inductor's lowering of a custom op, where every size is a number and a cond on it would
+        vanish: the sizes of the axes, and those that go with them, become symbols of an own ShapeEnv.
+        """
+        if self._tree is None:
+            self.check()
+        args, _ = self._given(examples, {})
+        stage, fresh = self._stage(args, {})
+
+        def run(*args: Any) -> Any:
+            return self._branch(self._tree, args, {}, fresh, False, _cond)
+
+        with (
+            preflight.symbols_of(stage),
+            fx_traceback.preserve_node_meta(),
+            fx_traceback.annotate({DISPATCH: self.name}),
+        ):
+            return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*stage.args)
+
+    # ------------------------------------------------------------ tuning
+    def tune(self, budget_ms: float = 500, *, examples: Any = None, again: bool = False,
+             through: Callable[..., Any] | None = None,
+             progress: Callable[[float], None] | None = None) -> Table:  # fmt: skip
+        """Measure which implementation is best where, and serve by that table from now on.
+
+        First every implementation is compared with the reference. `examples` are arguments, of which the sizes that go
+        with an axis are changed, or a function of the axes that makes arguments. `through` is how a program will run
+        each, such as `keepdim.lower`; by default they are run as they are. The table is kept per machine and read
+        again the next time, unless `again`.
+        """
+        from .tuning import Problem, tuned
+
+        if not self.implementations:
+            fail("tune", self.name, "has no implementation", "Add some with impl()")
+        assert self._read is not None
+        given = examples if examples is not None else self.examples
+        if given is None:
+            fail("tune", self.name, "has no example arguments", "Give some, here or to dispatch(examples=)")
+        candidates = [(i.name, i.run) for i in self.implementations]
+        problem = Problem(self.name, self.axes, self._read, candidates, self.reference, given,
+                          [] if self._product else [box for box, _ in self._tiles])  # fmt: skip
+        columns, table = tuned(problem, budget_ms, again, through, progress)
+        names = [i.name for i in self.implementations]
+        order = [a.name for a in columns]
+        self._serve(columns, [(tuple(tuple(r.ranges[n]) for n in order), names.index(r.implementation))
+                              for r in table.rows])  # fmt: skip
+        self._measured = table
+        return table
+
+
+def _plain(axis: Axis) -> list[str]:
+    return [f"{t}.shape[{d}]" for t, d in axis.places]
+
+
+def _name_of(run: Any) -> str:
+    if isinstance(run, Dispatch):
+        return run.name
+    return getattr(run, "__name__", None) or type(run).__name__
+
+
+def _cond(pred: Any, low: Any, high: Any, args: Any, kwargs: Any) -> Any:
+    """The op itself, without Dynamo in front of it: each tensor once as an operand, the rest closed over."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    unique = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
+    order = list(unique)
+
+    def on(part: Any) -> Callable[..., Any]:
+        def run(*tensors: torch.Tensor) -> Any:
+            mine = [tensors[order.index(id(x))] if isinstance(x, torch.Tensor) else x for x in leaves]
+            a, k = pytree.tree_unflatten(mine, spec)
+            return part(a, k)
+
+        return run
+
+    return torch.ops.higher_order.cond(pred, on(low), on(high), tuple(unique.values()))
+
+
+# ---------------------------------------------------------------- reading graphs
+@contextlib.contextmanager
+def recording() -> Iterator[list[Dispatch]]:
+    """Every Dispatch that an export traces meanwhile, each once.
+
+    with recording() as found:
+        torch.export.export(model, args, dynamic_shapes=...)
+    [d.table for d in found]
+    """
+    found: list[Dispatch] = []
+    _listeners.append(found)
+    try:
+        yield found
+    finally:
+        _listeners[:] = [x for x in _listeners if x is not found]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A branch without further branches: where it is taken, and what it does."""
+
+    name: str | None  # of the implementation, where the graph still says so
+    condition: str
+    module: GraphModule
+    ops: tuple[str, ...]
+
+
+def implementations(graph_module: GraphModule) -> list[Leaf]:
+    """The leaves of all conds in a graph, and in the graphs inside it, in the order of their conditions."""
+    return list(_leaves(graph_module, ()))
+
+
+def _leaves(gm: GraphModule, path: tuple[str, ...]) -> Iterator[Leaf]:
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or node.target is not torch.ops.higher_order.cond:
+            continue
+        taken, other = _texts(node.args[0])
+        for text, branch in ((taken, node.args[1]), (other, node.args[2])):
+            inner = getattr(gm, branch.target)
+            found = list(_leaves(inner, (*path, text)))
+            yield from found or [_leaf_of(inner, (*path, text))]
+
+
+def _leaf_of(gm: GraphModule, path: tuple[str, ...]) -> Leaf:
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+    names = [custom[IMPLEMENTATION] for n in calls if IMPLEMENTATION in (custom := n.meta.get("custom") or {})]
+    return Leaf(names[0] if names else None, " and ".join(path), gm, tuple(str(n.target) for n in calls))
+
+
+def _texts(pred: Any) -> tuple[str, str]:
+    """What a predicate says, and its opposite."""
+    val = pred.meta.get("val") if isinstance(pred, Node) else None
+    if isinstance(val, torch.SymBool):
+        return str(val.node.expr), str(~val.node.expr)
+    return str(pred), f"not {pred}"

@@ -1,0 +1,151 @@
+"""A table of ranges: which implementation serves which sizes, what was measured to decide it, where and with what.
+
+Printable, kept as JSON, drawn as a picture. Nothing here measures.
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from .errors import fail
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Ranges with both ends inside, by axis, and who serves them."""
+
+    ranges: dict[str, tuple[int, int]]
+    implementation: str
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Microseconds of every implementation at one point."""
+
+    sizes: dict[str, int]
+    times: dict[str, float]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """The ranges of one dispatch. A declared one has no measurements."""
+
+    name: str
+    axes: dict[str, str]
+    domain: dict[str, tuple[int, int]]
+    rows: list[Row]
+    measured: list[Measured] = []
+    noise: float = 0.0  # relative: a difference below it says nothing
+    machine: str = ""
+    versions: dict[str, str] = {}
+
+    def to_json(self) -> bytes:
+        """As it stands in a file."""
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def from_json(data: bytes) -> Table:
+        """Back from a file."""
+        try:
+            return msgspec.json.decode(data, type=Table)
+        except (msgspec.DecodeError, msgspec.ValidationError) as e:
+            fail("dispatch", "table", f"cannot be read ({e})", cause=e)
+
+    def __str__(self) -> str:
+        """
+        >>> print(Table("f", {"s": "x.shape[0]"}, {"s": (1, 9)}, [Row({"s": (1, 4)}, "a"), Row({"s": (5, 9)}, "b")]))
+        f: s = x.shape[0] in 1..9
+        s in 1..4 -> a
+        s in 5..9 -> b
+        """
+        about = ", ".join(f"{n} = {text} in {_span(self.domain[n])}" for n, text in self.axes.items())
+        lines = [f"{self.name}: {about}"]
+        for row in self.rows:
+            where = " and ".join(f"{n} in {_span(r)}" for n, r in row.ranges.items())
+            lines.append(f"{where} -> {row.implementation}")
+        if self.measured:
+            lines += [*self._figures(), f"noise {self.noise:.1%}; {self.machine}; {_versions(self.versions)}"]
+        return "\n".join(lines)
+
+    def _figures(self) -> list[str]:
+        names = list(self.measured[0].times)
+        rows = [[*self.axes, *(f"{n} us" for n in names)]]
+        for m in self.measured:
+            best = min(m.times.values())
+            times = [f"{m.times[n]:.1f}{'*' if m.times[n] == best else ' '}" for n in names]
+            rows.append([*(str(m.sizes[a]) for a in self.axes), *times])
+        widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+        return ["  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows]
+
+    def plot(self, path: str | Path) -> Path:
+        """A PNG: time against size for every implementation, with the splits as lines. Needs the extra `plot`.
+
+        Of two axes the first is drawn, a line for each value of the second.
+        """
+        if not self.measured:
+            fail("dispatch", self.name, "was declared, not measured: there is nothing to draw", "Call tune() first")
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+        except ImportError as e:
+            fail("dispatch", "matplotlib", "is not installed", "Install the extra: pip install 'keepdim[plot]'", e)
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        self._draw(figure.add_subplot())
+        path = Path(path)
+        figure.savefig(path, dpi=120, format="png", metadata={"Software": None})
+        return path
+
+    def _draw(self, plot: Any) -> None:
+        (across, *other), names = list(self.axes), list(self.measured[0].times)
+        styles = ("-", "--", ":", "-.")
+        values = sorted({m.sizes[other[0]] for m in self.measured}) if other else [None]
+        for i, name in enumerate(names):
+            for k, value in enumerate(values):
+                points = sorted(
+                    (m.sizes[across], m.times[name])
+                    for m in self.measured
+                    if value is None or m.sizes[other[0]] == value
+                )
+                label = name if k == 0 else None
+                style = styles[k % len(styles)]
+                plot.plot(*zip(*points, strict=True), style, marker=".", color=f"C{i}", label=label)
+        for row in self.rows:
+            if (span := row.ranges.get(across)) is not None and span[1] < self.domain[across][1]:
+                plot.axvline(span[1], color="0.6", linewidth=1)
+        plot.set(xscale="log", yscale="log", xlabel=f"{across} = {self.axes[across]}", ylabel="microseconds")
+        plot.set_title(f"{self.name} on {self.machine}", fontsize="small")
+        plot.grid(alpha=0.3)
+        plot.legend()
+
+
+def _span(r: tuple[int, int]) -> str:
+    return f"{r[0]}..{r[1]}"
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in versions.items())
+
+
+def machine() -> str:
+    """The processor, and the threads that torch uses on it: what a measurement holds for."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str]:
+    """What the times depend on besides the machine."""
+    found = {}
+    for name in ("keepdim", "torch", "executorch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
