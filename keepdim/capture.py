@@ -104,6 +104,8 @@ def _export(
         with fx_config.patch(backed_size_oblivious=mode.oblivious), symbolic_sizes(), torch.no_grad():
             return export(model, args, kwargs, dynamic_shapes=shapes, strict=False,
                           prefer_deferred_runtime_asserts_over_guards=mode.deferred)  # fmt: skip
+    except KeepdimError:  # of a dispatch inside the model, which says it itself
+        raise
     except Exception as e:  # torch.export raises many kinds; all of them mean that this way is closed
         first = " ".join(str(e).split())[:300]
         fail("capture", f"torch.export ({mode.name})", f"refused: {type(e).__name__}: {first}", cause=e)

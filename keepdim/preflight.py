@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple
 
 import sympy
 import torch
 import torch.fx.experimental._config as fx_config
 import torch.utils._pytree as pytree
+from torch._dynamo.eval_frame import remove_from_cache
 from torch._dynamo.source import ConstantSource
 from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -32,6 +35,7 @@ from .errors import KeepdimError, fail
 
 Candidate = tuple[str, Callable[..., Any]]
 Point = dict[sympy.Symbol, sympy.Integer]
+TORCH = str(Path(torch.__file__).parent)
 _trying = False  # an implementation may have a dispatch inside, which then only has to give shapes
 
 
@@ -258,29 +262,33 @@ def _order(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
 
 
 # ---------------------------------------------------------------- guards
+def forget_conds() -> None:
+    """Outside Dynamo, torch.cond is compiled by it. What Dynamo still has of an earlier cond is tried first, and asks
+    symbolic sizes whether they are the numbers of that one, which fixes them."""
+    for code in torch.cond.__code__.co_consts:
+        if isinstance(code, CodeType):
+            remove_from_cache(code)
+
+
 def _check_guard(subject: str, name: str, axes: Sequence[Axis], sizes: Sequence[Any], env: ShapeEnv, guard: Any,
                  points: Sequence[Point]) -> None:  # fmt: skip
     """A guard over the axes has to hold over the whole domain, or the program's range is no longer what it says."""
     free = guard.expr.free_symbols
     mine = set().union(*(e.free_symbols for e in sizes))
-    if not free or not free <= mine:
+    at = getattr(guard.sloc, "framework_loc", None)
+    by_torch = hasattr(at, "filename") and at.filename.startswith(TORCH)
+    apart = isinstance(guard.expr, sympy.Ne) and guard.expr.args[1] in (0, 1)  # sizes that torch treats apart
+    if not free or not free <= mine or (by_torch and apart):
         return
     for point in points:
         if all(point[s] > 1 for s in free) and guard.expr.xreplace(point) == sympy.false:
             names = {e: sympy.Symbol(a.name) for a, e in zip(axes, sizes, strict=True) if e.is_Symbol}
             shown = guard.expr.xreplace(names)
+            place = f" ({at.filename}:{at.lineno})" if hasattr(at, "filename") and not by_torch else ""
+            verb = "relies on" if by_torch else "decides in Python on"
             fail("dispatch", f"{subject}, implementation {name!r}",
-                 f"decides in Python whether {shown}{_place(guard)}, which does not hold at "
-                 f"{_sizes_at(axes, sizes, env, point)}",
+                 f"{verb} {shown}{place}, which does not hold at {_sizes_at(axes, sizes, env, point)}",
                  "Make two implementations of it, or use torch.cond")  # fmt: skip
-
-
-def _place(guard: Any) -> str:
-    at = getattr(guard.sloc, "framework_loc", None)
-    user = getattr(guard.sloc, "maybe_user_loc", None)
-    if user:
-        return f" ({user})"
-    return f" ({at.filename}:{at.lineno})" if hasattr(at, "filename") else ""
 
 
 def _points(env: ShapeEnv, axes: Sequence[Axis], sizes: Sequence[Any], points: Sequence[tuple[int, ...]]

@@ -315,6 +315,7 @@ class Dispatch(torch.nn.Module):
         for found in _listeners:
             if self not in found:
                 found.append(self)
+        preflight.forget_conds()
         with fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
             return self._branch(self._tree, args, kwargs, fresh, inside=False)
 
