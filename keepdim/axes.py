@@ -103,8 +103,7 @@ def _written(e: ast.expr, where: str, text: str, places: list[tuple[str, int]]) 
     if isinstance(e, ast.BinOp) and type(e.op) in SIGNS:
         left, right = (_written(x, where, text, places) for x in (e.left, e.right))
         return f"({left} {SIGNS[type(e.op)]} {right})"
-    named = isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and not e.keywords and e.args
-    if named and e.func.id in ("min", "max"):
+    if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in ("min", "max") and _plain(e):
         first, *more = (_written(a, where, text, places) for a in e.args)
         for other in more:  # torch's own work on symbolic sizes too
             first = f"sym_{e.func.id}({first}, {other})"
@@ -115,6 +114,10 @@ def _written(e: ast.expr, where: str, text: str, places: list[tuple[str, int]]) 
             places.append((tensor.id, dim))
             return f"{tensor.id}.shape[{dim}]"
     fail("dispatch", where, f"has {ast.unparse(e)!r} in it ({text!r})", GRAMMAR)
+
+
+def _plain(e: ast.Call) -> bool:
+    return bool(e.args) and not e.keywords
 
 
 def _dim(e: ast.expr) -> int | None:

@@ -47,14 +47,14 @@ def cached_file(kind: str, files: Iterable[Path], settings: str) -> Path:
         digest.update(f"{path.name} {_hash(path)}".encode())
     for path in sorted(set(files)):
         digest.update(f"{path.name} {content_hash(path)}".encode())
-    return _folder() / f"{kind}-{digest.hexdigest()[:32]}.pte"
+    return folder() / f"{kind}-{digest.hexdigest()[:32]}.pte"
 
 
 def content_hash(path: Path) -> str:
     """The sha256 of a file; remembered until it is written to, since a model's may have gigabytes."""
     about = path.stat()
     state = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
-    note = _folder() / f"content-{hashlib.sha256(f'{path.resolve()} {state}'.encode()).hexdigest()[:32]}"
+    note = folder() / f"content-{hashlib.sha256(f'{path.resolve()} {state}'.encode()).hexdigest()[:32]}"
     if note.is_file() and re.fullmatch("[0-9a-f]{64}", known := note.read_text(errors="replace")):
         return known
     found = _hash(path)
@@ -72,7 +72,8 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """Where everything that may be made again is kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepdim"
 
 

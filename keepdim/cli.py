@@ -22,6 +22,7 @@ from .embed import Encoder
 from .errors import KeepdimError, fail
 from .generate import Sampling, Writer, open_model
 from .module import load, lower
+from .progress import Progress
 from .signature import Signature
 
 EXAMPLES = """examples:
@@ -343,23 +344,3 @@ def _generate(args: argparse.Namespace) -> int:
             return 0
         if line.strip():
             show(writer.chat(line.rstrip("\n"), args.max_tokens))
-
-
-class Progress:
-    """A bar on standard error while texts are done, if somebody can see it."""
-
-    def __init__(self, total: int):
-        self.total, self.start, self.shown = total, time.monotonic(), 0.0
-        self.visible = sys.stderr.isatty()
-
-    def __call__(self, done: int) -> None:
-        """`done` texts are done."""
-        now = time.monotonic()
-        if not self.visible or (now - self.shown < 0.1 and done < self.total):
-            return
-        self.shown = now
-        speed = done / max(now - self.start, 1e-9)
-        bar, left = "#" * (30 * done // self.total), (self.total - done) / speed
-        end = "\n" if done == self.total else ""
-        sys.stderr.write(f"\r[{bar:<30}] {done}/{self.total}  {speed:.0f} texts/s  {left:.0f} s left \033[K{end}")
-        sys.stderr.flush()

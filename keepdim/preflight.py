@@ -53,6 +53,14 @@ class Stage(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class Ties(NamedTuple):
+    """Sizes that go together, as expressions of torch's symbols."""
+
+    sizes: dict[tuple[int, int], Any]  # by (id of tensor, dim)
+    axes: list[Any]
+    example: Point
+
+
 # ---------------------------------------------------------------- making sizes symbolic
 def staged(
     args: Sequence[Any],
@@ -116,8 +124,8 @@ def symbols_of(stage: Stage) -> Iterator[None]:
 
 
 def tied(subject: str, axes: Sequence[Axis], read: Reader, candidates: Sequence[Candidate], args: Sequence[Any],
-         kwargs: Mapping[str, Any]) -> dict[tuple[int, int], Any]:  # fmt: skip
-    """Which sizes of the arguments change with the axes, as (id of tensor, dim) → expression of their symbols.
+         kwargs: Mapping[str, Any]) -> Ties:  # fmt: skip
+    """Which sizes of the arguments change with the axes.
 
     Every size above 1 is made a symbol and the candidates are run; what they need to be equal is then known.
     """
@@ -140,7 +148,7 @@ def tied(subject: str, axes: Sequence[Axis], read: Reader, candidates: Sequence[
             e = stage.env.replace(_expr(fake.shape[d]))
             if e.free_symbols and e.free_symbols <= free:
                 out[id(given), d] = e
-    return out
+    return Ties(out, [stage.env.replace(e) for e in sizes], dict(stage.env.backed_var_to_val))
 
 
 def equate(terms: Sequence[Sequence[Any]]) -> None:
@@ -275,7 +283,7 @@ def _check_guard(subject: str, name: str, axes: Sequence[Axis], sizes: Sequence[
     """A guard over the axes has to hold over the whole domain, or the program's range is no longer what it says."""
     free = guard.expr.free_symbols
     mine = set().union(*(e.free_symbols for e in sizes))
-    at = getattr(guard.sloc, "framework_loc", None)
+    at: Any = getattr(guard.sloc, "framework_loc", None)
     by_torch = hasattr(at, "filename") and at.filename.startswith(TORCH)
     apart = isinstance(guard.expr, sympy.Ne) and guard.expr.args[1] in (0, 1)  # sizes that torch treats apart
     if not free or not free <= mine or (by_torch and apart):

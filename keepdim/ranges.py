@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.fx.traceback as fx_traceback
 import torch.utils._pytree as pytree
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 
@@ -37,10 +37,11 @@ from .axes import (
     tree,
     without,
 )
+from .branches import DISPATCH, IMPLEMENTATION, Leaf, implementations
 from .errors import fail
 from .tables import Row, Table
 
-DISPATCH, IMPLEMENTATION = "keepdim.dispatch", "keepdim.implementation"  # in node.meta["custom"] of exported graphs
+__all__ = ["Dispatch", "Implementation", "Leaf", "dispatch", "implementations", "recording"]
 _listeners: list[list[Dispatch]] = []
 
 
@@ -146,9 +147,10 @@ class Dispatch(torch.nn.Module):
 
     def _boxes(self, where: str, upto: int | None, ranges: Mapping[str, Any]) -> list[Box]:
         """What an implementation is declared to serve; nothing where it is a candidate."""
-        for axis in ranges:
-            if axis not in (a.name for a in self.axes):
-                fail("dispatch", where, f"names {axis!r}, which is no axis ({', '.join(a.name for a in self.axes)})")
+        names = [a.name for a in self.axes]
+        for name in ranges:
+            if name not in names:
+                fail("dispatch", where, f"names {name!r}, which is no axis ({', '.join(names)})")
         bare = upto is None and not ranges
         if self.implementations and not self._tiles:
             if not bare:
@@ -247,7 +249,8 @@ class Dispatch(torch.nn.Module):
             if not axis.lo <= n <= axis.hi:
                 fail("dispatch", f"{self.name}, axis {axis.name!r}",
                      f"{axis.text} = {n} is out of the domain {axis.lo}..{axis.hi}")  # fmt: skip
-        node, values = self._tree, self._values(sizes)
+        node: Any = self._tree
+        values = self._values(sizes)
         while not isinstance(node, int):
             node = node[2] if values[node[0]] <= node[1] else node[3]
         return self.implementations[node].run(*args, **kwargs)
@@ -399,7 +402,7 @@ class Dispatch(torch.nn.Module):
         """The arguments with symbols for the sizes that go with the axes, and the implementations tried on them."""
         assert self._read is not None
         candidates = [(i.name, i.run) for i in self.implementations]
-        moved = preflight.tied(self.name, self.axes, self._read, candidates, args, kwargs)
+        moved = preflight.tied(self.name, self.axes, self._read, candidates, args, kwargs).sizes
         places = preflight.example_sizes(self.name, self.axes, self._read, args, kwargs)
         alone = {p: a.range for p, a in places.items() if all(t in _plain(a) for t in a.terms)}
         stage = preflight.staged(args, kwargs, lambda x, d: (id(x), d) in moved, alone)
@@ -439,7 +442,8 @@ class Dispatch(torch.nn.Module):
         each, such as `keepdim.lower`; by default they are run as they are. The table is kept per machine and read
         again the next time, unless `again`.
         """
-        from .tuning import Problem, tuned
+        from .sizing import Problem
+        from .tuning import tuned
 
         if not self.implementations:
             fail("tune", self.name, "has no implementation", "Add some with impl()")
@@ -452,9 +456,8 @@ class Dispatch(torch.nn.Module):
                           [] if self._product else [box for box, _ in self._tiles])  # fmt: skip
         columns, table = tuned(problem, budget_ms, again, through, progress)
         names = [i.name for i in self.implementations]
-        order = [a.name for a in columns]
-        self._serve(columns, [(tuple(tuple(r.ranges[n]) for n in order), names.index(r.implementation))
-                              for r in table.rows])  # fmt: skip
+        tiles = [(tuple(r.ranges[a.name] for a in columns), names.index(r.implementation)) for r in table.rows]
+        self._serve(columns, tiles)
         self._measured = table
         return table
 
@@ -486,7 +489,6 @@ def _cond(pred: Any, low: Any, high: Any, args: Any, kwargs: Any) -> Any:
     return torch.ops.higher_order.cond(pred, on(low), on(high), tuple(unique.values()))
 
 
-# ---------------------------------------------------------------- reading graphs
 @contextlib.contextmanager
 def recording() -> Iterator[list[Dispatch]]:
     """Every Dispatch that an export traces meanwhile, each once.
@@ -501,43 +503,3 @@ def recording() -> Iterator[list[Dispatch]]:
         yield found
     finally:
         _listeners[:] = [x for x in _listeners if x is not found]
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A branch without further branches: where it is taken, and what it does."""
-
-    name: str | None  # of the implementation, where the graph still says so
-    condition: str
-    module: GraphModule
-    ops: tuple[str, ...]
-
-
-def implementations(graph_module: GraphModule) -> list[Leaf]:
-    """The leaves of all conds in a graph, and in the graphs inside it, in the order of their conditions."""
-    return list(_leaves(graph_module, ()))
-
-
-def _leaves(gm: GraphModule, path: tuple[str, ...]) -> Iterator[Leaf]:
-    for node in gm.graph.nodes:
-        if node.op != "call_function" or node.target is not torch.ops.higher_order.cond:
-            continue
-        taken, other = _texts(node.args[0])
-        for text, branch in ((taken, node.args[1]), (other, node.args[2])):
-            inner = getattr(gm, branch.target)
-            found = list(_leaves(inner, (*path, text)))
-            yield from found or [_leaf_of(inner, (*path, text))]
-
-
-def _leaf_of(gm: GraphModule, path: tuple[str, ...]) -> Leaf:
-    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
-    names = [custom[IMPLEMENTATION] for n in calls if IMPLEMENTATION in (custom := n.meta.get("custom") or {})]
-    return Leaf(names[0] if names else None, " and ".join(path), gm, tuple(str(n.target) for n in calls))
-
-
-def _texts(pred: Any) -> tuple[str, str]:
-    """What a predicate says, and its opposite."""
-    val = pred.meta.get("val") if isinstance(pred, Node) else None
-    if isinstance(val, torch.SymBool):
-        return str(val.node.expr), str(~val.node.expr)
-    return str(pred), f"not {pred}"

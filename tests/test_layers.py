@@ -57,8 +57,10 @@ SEES = {
     "tables": {"errors"},
     "preflight": {"errors", "axes"},
     "progress": set(),
-    "tuning": {"errors", "cache", "axes", "tables", "preflight", "progress"},
-    "ranges": {"errors", "axes", "tables", "preflight", "tuning"},
+    "sizing": {"errors", "axes", "preflight"},
+    "tuning": {"errors", "cache", "axes", "tables", "sizing", "progress"},
+    "branches": set(),
+    "ranges": {"errors", "axes", "branches", "tables", "preflight", "sizing", "tuning"},
     "demo": {"module"},
     "embed": {"errors", "module", "cache"},
     "llm": {
@@ -67,7 +69,7 @@ SEES = {
     },
     "gguf": {"errors", "mapped", "quant"},
     "generate": {"errors", "cache", "llm", "gguf"},
-    "cli": {"errors", "contract", "signature", "pte", "module", "demo", "embed", "generate"},
+    "cli": {"errors", "contract", "signature", "pte", "module", "progress", "demo", "embed", "generate"},
     "__main__": {"cli"},
     "__init__": {"_native", "errors", "contract", "module", "llm", "partition", "ranges"},
 }

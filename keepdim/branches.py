@@ -1,0 +1,52 @@
+"""Finds the implementations inside graphs: the leaves of nested conds, however deep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+DISPATCH, IMPLEMENTATION = "keepdim.dispatch", "keepdim.implementation"  # in node.meta["custom"] of exported graphs
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A branch without further branches: where it is taken, and what it does."""
+
+    name: str | None  # of the implementation, where the graph still says so
+    condition: str
+    module: GraphModule
+    ops: tuple[str, ...]
+
+
+def implementations(graph_module: GraphModule) -> list[Leaf]:
+    """The leaves of all conds in a graph, and in the graphs inside it, in the order of their conditions."""
+    return list(_leaves(graph_module, ()))
+
+
+def _leaves(gm: GraphModule, path: tuple[str, ...]) -> Iterator[Leaf]:
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or node.target is not torch.ops.higher_order.cond:
+            continue
+        taken, other = _texts(node.args[0])
+        for text, branch in ((taken, node.args[1]), (other, node.args[2])):
+            inner = getattr(gm, branch.target)
+            found = list(_leaves(inner, (*path, text)))
+            yield from found or [_leaf_of(inner, (*path, text))]
+
+
+def _leaf_of(gm: GraphModule, path: tuple[str, ...]) -> Leaf:
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+    names = [custom[IMPLEMENTATION] for n in calls if IMPLEMENTATION in (custom := n.meta.get("custom") or {})]
+    return Leaf(names[0] if names else None, " and ".join(path), gm, tuple(str(n.target) for n in calls))
+
+
+def _texts(pred: Any) -> tuple[str, str]:
+    """What a predicate says, and its opposite."""
+    val = pred.meta.get("val") if isinstance(pred, Node) else None
+    if isinstance(val, torch.SymBool):
+        return str(val.node.expr), str(~val.node.expr)
+    return str(pred), f"not {pred}"

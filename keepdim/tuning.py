@@ -1,0 +1,353 @@
+"""Measures which implementation is best at which sizes, and makes the simplest table that says so.
+
+First every implementation is compared with the reference. Then times are taken on a coarse grid, and lines are added
+to it where the winner changes. A table with one more range has to save more than the noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from .axes import Axis, edges
+from .cache import folder
+from .errors import KeepdimError, fail
+from .progress import Progress
+from .sizing import Problem, Sizer, Sizes
+from .tables import Measured, Row, Table, machine, versions
+
+log = logging.getLogger("keepdim")
+GRID = {1: 9, 2: 5}  # lines an axis at first, by the number of axes
+CLOSE = {1: 1.03, 2: 1.2}  # two lines this near to each other are not parted further
+WORTH = 0.05  # what one more range has to save: the sum, over the sizes measured, of log(time / best) above the noise
+QUIET = 0.005  # no machine is quieter
+NOISY = 0.25  # nothing can be told above it
+HOPELESS = 4.0  # times slower than the best: measured no further at this size
+ROUNDS = 200  # at most, of one size
+SAMPLE = 20e-6  # seconds: shorter calls are timed several at once
+
+
+def tuned(problem: Problem, budget_ms: float, again: bool, through: Callable[..., Any] | None,
+          progress: Callable[[float], None] | None) -> tuple[tuple[Axis, ...], Table]:  # fmt: skip
+    """The axes that the table is over, and the table: read if it was made on this machine before."""
+    if not budget_ms > 0:
+        fail("tune", problem.name, f"has a budget of {budget_ms} ms")
+    sizer = Sizer(problem)
+    path = folder() / f"ranges-{_key(problem, sizer, through)}.json"
+    if path.exists() and not again:
+        try:
+            table = Table.from_json(path.read_bytes())
+            return _columns(problem, table), table
+        except KeepdimError as e:
+            log.warning("the kept table is not used: %s", e)
+    compare(problem, sizer)
+    table = _measured(problem, sizer, budget_ms / 1e3, through, progress or _bar())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(table.to_json())
+    except OSError as e:
+        log.warning("the table is not kept: %s", e)
+    return _columns(problem, table), table
+
+
+def _bar() -> Callable[[float], None]:
+    bar = Progress(100, "%")
+    return lambda part: bar(max(1, round(100 * part)))
+
+
+def _key(problem: Problem, sizer: Sizer, through: Any) -> str:
+    """A hash of everything that a table depends on, but for the time that it took."""
+    middle = sizer.at(sizer.nearest(tuple(round(math.sqrt(max(lo, 1) * hi)) for lo, hi in problem.domain)))
+    shapes = [f"{list(x.shape)} {x.dtype} {x.device}" if isinstance(x, torch.Tensor) else repr(x)
+              for x in pytree.tree_leaves(middle)]  # fmt: skip
+    parts = [problem.name, str(problem.axes), machine(), str(versions()), getattr(through, "__name__", str(through)),
+             *shapes, *(f"{n} {_code(run)}" for n, run in problem.candidates), _code(problem.reference)]  # fmt: skip
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _code(run: Any) -> str:
+    try:
+        return inspect.getsource(type(run) if isinstance(run, torch.nn.Module) else run)
+    except (OSError, TypeError):  # built in, or typed into a prompt
+        code = getattr(run, "__code__", None)
+        return repr(code.co_code + repr(code.co_consts).encode()) if code else str(getattr(run, "__name__", run))
+
+
+def _columns(problem: Problem, table: Table) -> tuple[Axis, ...]:
+    names = [a.name for a in problem.axes]
+    return problem.axes if set(table.rows[0].ranges) == set(names) else (product_axis(problem.axes),)
+
+
+def product_axis(axes: Sequence[Axis]) -> Axis:
+    """Two axes as one: their product."""
+    a, b = axes
+    name = f"{a.name}*{b.name}"
+    return Axis(name, name, a.lo * b.lo, a.hi * b.hi, (), ())
+
+
+# ---------------------------------------------------------------- equivalence
+def compare(problem: Problem, sizer: Sizer) -> None:
+    """Refuse an implementation that is not the reference: at both ends of every range, and between them."""
+    if problem.reference is None:
+        return
+    middle = [tuple(round(math.sqrt(max(lo, 1) * hi)) for lo, hi in box) for box in (*problem.boxes, problem.domain)]
+    points = [*edges(problem.axes, [*problem.boxes, problem.domain]), *middle]
+    for sizes in dict.fromkeys(map(sizer.nearest, points)):
+        args = sizer.at(sizes)
+        with torch.no_grad():
+            want = pytree.tree_flatten(problem.reference(*_copies(args)))
+            for name, run in problem.candidates:
+                got = pytree.tree_flatten(run(*_copies(args)))
+                why = _difference(got, want)
+                if why:
+                    at = ", ".join(f"{a.name} = {n}" for a, n in zip(problem.axes, sizes, strict=True))
+                    fail("tune", f"{problem.name}, implementation {name!r}", f"is not the reference at {at}: {why}")
+
+
+def _copies(args: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.clone, args)
+
+
+def _difference(got: Any, want: Any) -> str | None:
+    (values, spec), (others, wanted) = got, want
+    if spec != wanted:
+        return f"{len(values)} results in another form"
+    for i, (a, b) in enumerate(zip(values, others, strict=True)):
+        if a.dtype != b.dtype:
+            return f"result {i} is {a.dtype}, not {b.dtype}"
+        if a.shape != b.shape:
+            return f"result {i} is {list(a.shape)}, not {list(b.shape)}"
+        if any(n > 1 and p != q for n, p, q in zip(a.shape, a.stride(), b.stride(), strict=True)):
+            return f"result {i} has strides {list(a.stride())}, not {list(b.stride())}"
+        try:
+            # A sum is rounded by the size of its terms, not of its result: the absolute part is for the largest value.
+            rtol, atol = torch.testing._comparison.get_tolerances(a, b, rtol=None, atol=None)
+            scale = max(1.0, float(b.abs().max())) if b.numel() and b.is_floating_point() else 1.0
+            torch.testing.assert_close(a, b, rtol=rtol, atol=atol * scale, equal_nan=True)
+        except AssertionError as e:
+            return f"result {i}: " + " ".join(str(e).split())
+    return None
+
+
+# ---------------------------------------------------------------- times
+@dataclass
+class Clock:
+    """Times of all candidates, size by size."""
+
+    problem: Problem
+    runs: Sequence[Callable[..., Any]]
+    sizer: Sizer
+    share: float  # seconds for one size
+    times: dict[Sizes, list[float]] = field(default_factory=dict)  # seconds
+    spread: list[float] = field(default_factory=list)
+    spent: float = 0.0
+
+    @property
+    def noise(self) -> float:
+        """How far apart two minima of the same thing are, relative."""
+        return max(QUIET, statistics.median(self.spread)) if self.spread else QUIET
+
+    def measure(self, sizes: Sizes) -> list[float]:
+        """Interleaved rounds and the minimum of each, so that a noisy moment meets all."""
+        if sizes in self.times:
+            return self.times[sizes]
+        args, start = self.sizer.at(sizes), time.perf_counter()
+        with torch.no_grad():
+            for run in self.runs:
+                run(*args)
+            first = [_seconds(run, args, 1) for run in self.runs]
+            loops = [max(1, round(SAMPLE / max(t, 1e-9))) for t in first]
+            taken: list[list[float]] = [[t] for t in first]
+            for _ in range(ROUNDS):
+                limit = HOPELESS * min(map(min, taken))
+                for run, k, kept in zip(self.runs, loops, taken, strict=True):
+                    if min(kept) <= limit:
+                        kept.append(_seconds(run, args, k))
+                if time.perf_counter() - start > self.share and len(max(taken, key=len)) > 3:
+                    break
+        for kept in taken:
+            if len(kept) > 2:
+                halves = min(kept[1::2]), min(kept[2::2])
+                self.spread.append(abs(halves[0] - halves[1]) / min(halves))
+        self.spent += time.perf_counter() - start
+        self.times[sizes] = [min(kept) for kept in taken]
+        return self.times[sizes]
+
+
+def _seconds(run: Callable[..., Any], args: Any, loops: int) -> float:
+    start = time.perf_counter()
+    for _ in range(loops):
+        run(*args)
+    return (time.perf_counter() - start) / loops
+
+
+def _lowered(problem: Problem, sizer: Sizer, through: Callable[..., Any] | None) -> list[Callable[..., Any]]:
+    """The candidates as they will run."""
+    if through is None:
+        return [run for _, run in problem.candidates]
+    lowest = sizer.nearest(tuple(max(lo, 2) for lo, _ in problem.domain))
+    highest = sizer.nearest(tuple(hi for _, hi in problem.domain))
+    shapes, args = sizer.dynamic_shapes(lowest, highest), sizer.at(lowest)
+    return [through(_Alone(run), args, dynamic_shapes=(shapes,)) for _, run in problem.candidates]
+
+
+class _Alone(torch.nn.Module):
+    def __init__(self, run: Callable[..., Any]):
+        super().__init__()
+        self.run = run
+
+    def forward(self, *args: Any) -> Any:
+        return self.run(*args)
+
+
+# ---------------------------------------------------------------- from times to a table
+def _measured(problem: Problem, sizer: Sizer, budget: float, through: Any,
+              progress: Callable[[float], None]) -> Table:  # fmt: skip
+    count = len(problem.axes)
+    lines = [_grid(problem, sizer, i) for i in range(count)]
+    clock = Clock(problem, _lowered(problem, sizer, through), sizer, 0.6 * budget / math.prod(map(len, lines)))
+
+    def fill() -> None:
+        for sizes in itertools.product(*lines):
+            clock.measure(sizes)
+            progress(min(0.99, clock.spent / (2 * budget)))
+
+    fill()
+    tiles = cover(lines, clock.times, clock.noise)
+    while (gap := _widest(lines, tiles[1], clock)) is not None and clock.spent < 2 * budget:
+        axis, between = gap
+        sizes = [m[0] for m in lines]
+        sizes[axis] = between
+        between = sizer.nearest(tuple(sizes))[axis]
+        if between in lines[axis]:
+            break
+        lines[axis] = sorted([*lines[axis], between])
+        fill()
+        tiles = cover(lines, clock.times, clock.noise)
+    progress(1.0)
+    if clock.noise > NOISY:
+        fail("tune", problem.name, f"two measurements of the same thing differ by {clock.noise:.0%} here, which hides "
+             "the answer", "Tune on a quiet machine, with fewer threads, or with a greater budget_ms")  # fmt: skip
+    return _table(problem, clock, lines, tiles)
+
+
+def _grid(problem: Problem, sizer: Sizer, i: int) -> list[int]:
+    """Lines that are evenly spread by ratio, both ends among them."""
+    lo, hi = problem.domain[i]
+    count, low = GRID[len(problem.axes)], max(lo, 1)
+    wanted = {lo, hi, *(round(low * (hi / low) ** (k / (count - 1))) for k in range(count))}
+    rest = [a.lo for a in problem.axes]
+    reached = {sizer.nearest((*rest[:i], v, *rest[i + 1 :]))[i] for v in wanted}
+    return sorted(v for v in reached if lo <= v <= hi)
+
+
+Span = tuple[int, int]  # of indices into lines, both ends inside
+
+
+def cover(lines: Sequence[Sequence[int]], times: Mapping[Sizes, Sequence[float]], noise: float
+          ) -> tuple[float, list[tuple[tuple[Span, ...], int]]]:  # fmt: skip
+    """The cheapest way to give every point to a candidate in boxes: what is lost, and WORTH for each box.
+
+    >>> times = {(1,): [1.0, 2.0], (2,): [1.0, 1.01], (4,): [3.0, 1.0]}
+    >>> cover([[1, 2, 4]], times, 0.02)[1]
+    [(((0, 1),), 0), (((2, 2),), 1)]
+    """
+    count = len(next(iter(times.values())))
+    logs = {p: [math.log(t / min(ts)) for t in ts] for p, ts in times.items()}
+    # Below the noise it counts for little: enough to put a border where the times cross.
+    lost = {p: [max(0.0, v - noise) + 0.01 * v for v in row] for p, row in logs.items()}
+
+    def points(box: tuple[Span, ...]) -> Iterator[Sizes]:
+        return itertools.product(*(m[a : b + 1] for m, (a, b) in zip(lines, box, strict=True)))
+
+    @cache
+    def best(box: tuple[Span, ...]) -> tuple[float, tuple[tuple[tuple[Span, ...], int], ...]]:
+        sums = [sum(lost[p][c] for p in points(box)) for c in range(count)]
+        c = min(range(count), key=sums.__getitem__)
+        found: tuple[float, Any] = (sums[c] + WORTH, ((box, c),))
+        if sums[c] == 0:
+            return found
+        for i, (a, b) in enumerate(box):
+            for at in range(a, b):
+                halves = [best((*box[:i], half, *box[i + 1 :])) for half in ((a, at), (at + 1, b))]
+                cost = halves[0][0] + halves[1][0]
+                if cost < found[0] - 1e-12:
+                    found = (cost, halves[0][1] + halves[1][1])
+        return found
+
+    cost, boxes = best(tuple((0, len(m) - 1) for m in lines))
+    return cost, list(boxes)
+
+
+def _widest(lines: Sequence[Sequence[int]], boxes: Sequence[tuple[tuple[Span, ...], int]], clock: Clock
+            ) -> tuple[int, int] | None:  # fmt: skip
+    """(axis, a size between two lines) where the winner changes between lines that are far apart."""
+    found: list[tuple[float, int, int]] = []
+    for box, c in boxes:
+        for i, (_, end) in enumerate(box):
+            if end + 1 == len(lines[i]):
+                continue
+            a, b = lines[i][end], lines[i][end + 1]
+            others = [d for other, d in boxes if other[i][0] == end + 1 and d != c]
+            if b - a <= 1 or b / max(a, 1) <= CLOSE[len(lines)] or not others:
+                continue
+            if len(lines) == 1 and _alike(clock, (a,), c, others[0]):
+                continue
+            between = min(max(round(math.sqrt(max(a, 1) * b)), a + 1), b - 1)
+            found.append((b / max(a, 1), i, between))
+    return max(found)[1:] if found else None
+
+
+def _alike(clock: Clock, sizes: Sizes, a: int, b: int) -> bool:
+    times = clock.times[sizes]
+    return abs(math.log(times[a] / times[b])) <= clock.noise
+
+
+def _table(problem: Problem, clock: Clock, lines: Sequence[Sequence[int]], tiles: Any) -> Table:
+    cost, boxes = tiles
+    columns, domain = [a.name for a in problem.axes], problem.domain
+    if len(problem.axes) == 2 and len(boxes) > 1 and (flat := _by_product(problem, clock)) is not None:
+        if flat[0] <= cost:
+            (cost, boxes), lines = flat[:2], [flat[2]]
+            axis = product_axis(problem.axes)
+            columns, domain = [axis.name], (axis.range,)
+    names = [n for n, _ in problem.candidates]
+    rows = []
+    for box, c in boxes:
+        ranges = {}
+        for column, (lo, hi), m, (a, b) in zip(columns, domain, lines, box, strict=True):
+            ranges[column] = (lo if a == 0 else m[a - 1] + 1, hi if b == len(m) - 1 else m[b])
+        rows.append(Row(ranges, names[c]))
+    measured = [
+        Measured(dict(zip((a.name for a in problem.axes), sizes, strict=True)),
+                 {n: t * 1e6 for n, t in zip(names, times, strict=True)})
+        for sizes, times in sorted(clock.times.items())
+    ]  # fmt: skip
+    axes, over = {a.name: a.text for a in problem.axes}, {a.name: a.range for a in problem.axes}
+    rows.sort(key=lambda r: list(r.ranges.values()))
+    return Table(problem.name, axes, over, rows, measured, clock.noise, machine(), versions())
+
+
+def _by_product(problem: Problem, clock: Clock) -> tuple[float, Any, list[int]] | None:
+    """The same over the product of the two axes: sizes of one product are one line."""
+    lines = sorted({a * b for a, b in clock.times})
+    groups: dict[Sizes, list[float]] = {}
+    for n in lines:
+        group = [times for (a, b), times in clock.times.items() if a * b == n]
+        # The loss of a group is the sum of its losses, which is the log of this product of ratios.
+        ratios = [[t / min(times) for t in times] for times in group]
+        groups[(n,)] = [math.prod(r[c] for r in ratios) for c in range(len(problem.candidates))]
+    cost, boxes = cover([lines], groups, clock.noise)
+    return cost, boxes, lines
