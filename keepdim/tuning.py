@@ -156,34 +156,47 @@ class Clock:
 
     @property
     def noise(self) -> float:
-        """How far apart two minima of the same thing are, relative."""
+        """How far apart two measurements of the same thing are, relative."""
         return max(QUIET, statistics.median(self.spread)) if self.spread else QUIET
 
-    def measure(self, sizes: Sizes) -> list[float]:
-        """Interleaved rounds and the minimum of each, so that a noisy moment meets all."""
-        if sizes in self.times:
-            return self.times[sizes]
+    def measure(self, points: Sequence[Sizes]) -> Iterator[None]:
+        """All the points that are new, and then once more: a noisy moment does not come back to the same one."""
+        new = [p for p in points if p not in self.times]
+        first = {}
+        for sizes in new:
+            first[sizes] = self._visit(sizes)
+            yield
+        for sizes in new:
+            pairs = list(zip(first[sizes], self._visit(sizes), strict=True))
+            self.times[sizes] = [min(pair) for pair in pairs]
+            self.spread += _spread(pairs)
+            yield
+
+    def _visit(self, sizes: Sizes) -> list[float]:
+        """Interleaved rounds, and the minimum of each candidate."""
         args, start = self.sizer.at(sizes), time.perf_counter()
         with torch.no_grad():
             for run in self.runs:
                 run(*args)
-            first = [_seconds(run, args, 1) for run in self.runs]
-            loops = [max(1, round(SAMPLE / max(t, 1e-9))) for t in first]
-            taken: list[list[float]] = [[t] for t in first]
-            for _ in range(ROUNDS):
+            taken = [[_seconds(run, args, 1)] for run in self.runs]
+            loops = [max(1, round(SAMPLE / max(kept[0], 1e-9))) for kept in taken]
+            for i in range(ROUNDS):
                 limit = HOPELESS * min(map(min, taken))
                 for run, k, kept in zip(self.runs, loops, taken, strict=True):
                     if min(kept) <= limit:
                         kept.append(_seconds(run, args, k))
-                if time.perf_counter() - start > self.share and len(max(taken, key=len)) > 3:
+                if i >= 1 and time.perf_counter() - start > self.share / 2:
                     break
-        for kept in taken:
-            if len(kept) > 2:
-                halves = min(kept[1::2]), min(kept[2::2])
-                self.spread.append(abs(halves[0] - halves[1]) / min(halves))
         self.spent += time.perf_counter() - start
-        self.times[sizes] = [min(kept) for kept in taken]
-        return self.times[sizes]
+        return [min(kept) for kept in taken]
+
+
+def _spread(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """How far the second visit is from the first, each candidate against the best: what slows all of them is no
+    noise."""
+    best = min(pairs, key=min)
+    ratios = [(a / best[0], b / best[1]) for a, b in pairs if (a, b) != best]
+    return [abs(math.log(a / b)) for a, b in ratios if min(a, b) <= HOPELESS]
 
 
 def _seconds(run: Callable[..., Any], args: Any, loops: int) -> float:
@@ -220,8 +233,7 @@ def _measured(problem: Problem, sizer: Sizer, budget: float, through: Any,
     clock = Clock(problem, _lowered(problem, sizer, through), sizer, 0.6 * budget / math.prod(map(len, lines)))
 
     def fill() -> None:
-        for sizes in itertools.product(*lines):
-            clock.measure(sizes)
+        for _ in clock.measure(list(itertools.product(*lines))):
             progress(min(0.99, clock.spent / (2 * budget)))
 
     fill()
