@@ -12,6 +12,15 @@ from torch.fx import GraphModule, Node
 DISPATCH, IMPLEMENTATION = "keepdim.dispatch", "keepdim.implementation"  # in node.meta["custom"] of exported graphs
 
 
+Mark = tuple[str, str]  # a dispatch and one of its implementations
+
+
+def mark_of(node: Node) -> Mark | None:
+    """Which implementation a node of an exported graph belongs to."""
+    custom = node.meta.get("custom") or {}
+    return (custom[DISPATCH], custom[IMPLEMENTATION]) if IMPLEMENTATION in custom and DISPATCH in custom else None
+
+
 @dataclass(frozen=True)
 class Leaf:
     """A branch without further branches: where it is taken, and what it does."""

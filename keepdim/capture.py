@@ -23,6 +23,7 @@ from .contract import Contract, Symbol
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail, sentence
 from .propagate import disagreement
+from .ranges import Dispatch, recording
 from .reading import contract_of, read, unchecked
 from .rewrite import rewrite, strip_asserts
 from .signature import Signature, Transport
@@ -40,6 +41,7 @@ class Captured:
     signature: Signature
     names: dict[str, str]  # torch's symbols in `program` → the user's names
     notes: list[str] = field(default_factory=list)
+    dispatches: list[Dispatch] = field(default_factory=list)  # that were traced
 
 
 def capture(
@@ -58,11 +60,14 @@ def capture(
     for lenient in (False, True):  # a second round lets pass that eager itself fails on inputs that were made up
         for mode in MODES:
             try:
-                found = _attempt(mode, model, *given, dynamic_shapes, leaves, in_spec, specs, lenient)
+                with recording() as dispatches:
+                    found = _attempt(mode, model, *given, dynamic_shapes, leaves, in_spec, specs, lenient)
             except KeepdimError as e:
                 refusals.append(e)
                 continue
             found.notes += [str(e) for e in refusals if isinstance(e, WrongNumbers)]
+            found.dispatches = dispatches
+            found.signature = found.signature._replace(tables=[d.table for d in dispatches])
             return found
         if not any(isinstance(e, EagerFails) for e in refusals):
             break

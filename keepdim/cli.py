@@ -231,10 +231,13 @@ def _inspect(args: argparse.Namespace) -> int:
             "contract": msgspec.Raw(contract.to_json()),
             "delegates": [_delegate_json(d) for d in found],
             "mapped": mapped,
+            "tables": signature.tables,
         }
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(body)).decode() + "\n")
         return 0
     print(f"contract of {args.file}\n{contract}")
+    for table in signature.tables:
+        print(f"\ndispatch {table}")
     for i, d in enumerate(found):
         weights = sum(d.weight_bytes.values())
         print(f"\ndelegate {i}: {d.backend} ({len(d.weight_bytes)} weights, {weights / 2**20:.2f} MiB)")

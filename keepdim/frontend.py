@@ -13,7 +13,6 @@ import torch
 from msgspec.structs import replace
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from . import passes
@@ -68,13 +67,17 @@ def is_size(node: FxNode) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, int, bool))
 
 
+def with_branches(nodes: Iterable[FxNode]) -> Iterator[FxNode]:
+    """These nodes, and those of the branches that a cond among them has."""
+    for n in nodes:
+        yield n
+        for branch in n.args[1:3] if n.target is COND else ():
+            yield from with_branches(attribute(branch).graph.nodes)
+
+
 def computing(nodes: Iterable[FxNode]) -> Iterator[str]:
     """The names of the ops that compute, those in branches too."""
-    for n in nodes:
-        if n.op == "get_attr" and isinstance(body := attribute(n), GraphModule):
-            yield from computing(body.graph.nodes)
-        elif n.op == "call_function" and not is_size(n) and overload(n) is not None:
-            yield str(overload(n))
+    return (str(overload(n)) for n in with_branches(nodes) if overload(n) is not None and not is_size(n))
 
 
 def build(

@@ -20,8 +20,7 @@ import torch
 import torch.fx.experimental._config as fx_config
 import torch.utils._pytree as pytree
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge_transform_and_lower
-from executorch.exir.backend.backend_details import BackendDetails
-from executorch.exir.backend.partitioner import Partitioner, PartitionResult
+from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.lowered_backend_module import executorch_call_delegate
 from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.program._program import serialize_for_executorch
@@ -31,18 +30,16 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import frontend, kernels, loops, pte, whole
 from .capture import Captured, needs_upper_bound
-from .contract import Contract
-from .dims import Dim
 from .errors import KeepdimError, fail
+from .foreign import BranchPartitioner, Watched, watched_backends
 from .frontend import Symbols
 from .mapped import Source
 from .ops import ROWS, Unsupported
-from .partition import GgmlPartitioner, KeepdimGgml, OpenShapeEnv, keep_open, restore_ranges
+from .partition import GgmlPartitioner, KeepdimGgml, keep_open, restore_ranges
 from .passes import nothing
 from .program import Program
-from .propagate import settle
 from .quant import Quantised
-from .reading import graph_modules, read, shape_env_of, to_constraints, to_dim
+from .reading import graph_modules, read, shape_env_of, to_dim
 from .signature import CONTRACT_METHOD
 from .tracing import symbolic_sizes
 
@@ -88,19 +85,24 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
     if (s := needs_upper_bound(contract)) is not None:
         fail("lower", f"dim {s.name!r} ({contract.where(s)})", "has no upper bound, and a .pte plans memory for one",
              f"Give it one: Dim({s.name!r}, min={s.lo}, max=...)")  # fmt: skip
+    elsewhere = {
+        (d.name, i.name): i.partitioner for d in captured.dispatches for i in d.implementations if i.partitioner
+    }
     if partitioner is None:
-        try:
-            return lower_whole(captured, path, engine)
-        except (Unsupported, KeepdimError) as e:
-            _refuse_own_ops(captured.program, e)
-            log.debug("not in one piece: %s", e)
-        partitioner = [_engine(engine)(captured.names)]
+        if not elsewhere:
+            try:
+                return lower_whole(captured, path, engine)
+            except (Unsupported, KeepdimError) as e:
+                _refuse_own_ops(captured.program, e)
+                log.debug("not in one piece: %s", e)
+        partitioner = [_engine(engine)(captured.names, elsewhere)]
+    partitioner = [*(BranchPartitioner(p, mark) for mark, p in elsewhere.items()), *partitioner]
     ranges = dict(captured.program.range_constraints)
     env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
     own, symbols = read(captured.program, captured.names)
     _refuse_unbounded(captured.program, Symbols(symbols, env))
     loops.refuse(graph_modules(captured.program.graph_module), Symbols(symbols, env))
-    watched = [p if isinstance(p, GgmlPartitioner) else _Watched(p, env, own, symbols) for p in partitioner]
+    watched = [p if isinstance(p, GgmlPartitioner) else Watched(p, env, own, symbols) for p in partitioner]
     with _open(env):
         edge = _to_edge(captured.program, watched)
         program = edge.exported_program()
@@ -177,7 +179,7 @@ def _open(env: Any) -> Iterator[None]:
 
 def _to_edge(program: ExportedProgram, partitioner: list[Partitioner]) -> Any:
     graphs = list(graph_modules(program.graph_module))
-    with _watched_backends(partitioner), kernels.as_kernels_write():
+    with watched_backends(partitioner), kernels.as_kernels_write():
         try:
             return to_edge_transform_and_lower(
                 program,
@@ -264,86 +266,6 @@ def _check_emitted(emitted: Any) -> None:
                 ):
                     fail("lower", f"delegate output {spec.name!r}", f"is {spec}, but ExecuTorch gave it {tensor.sizes}",
                          "Its passes decided a size for the example: trace with another one")  # fmt: skip
-
-
-# ---------------------------------------------------------------- foreign partitioners
-@contextlib.contextmanager
-def _watch(env: Any, symbols: dict[str, Dim], who: str) -> Iterator[None]:
-    """Let decisions about sizes be recorded for a while; one that the contract does not imply is an error of `who`."""
-    if env is None:
-        yield
-        return
-    guards, replaced, ranges = len(env.guards), dict(env.replacements), dict(env.var_to_range)
-    env.__class__ = ShapeEnv
-    try:
-        yield
-        new = [g.expr for g in env.guards[guards:]]
-        fixed = {s: e for s, e in env.replacements.items() if s not in replaced and str(s) in symbols}
-    finally:
-        env.__class__ = OpenShapeEnv
-        del env.guards[guards:]
-        for s in set(env.replacements) - set(replaced):
-            del env.replacements[s]
-        env.var_to_range.update(ranges)
-    for s, e in fixed.items():
-        fail("lower", who, f"specialises {symbols[str(s)]} to {e}", "Its delegate would be right at that size only")
-    for e in new:
-        if {str(s) for s in e.free_symbols} <= symbols.keys() and to_constraints(e, symbols, who):
-            fail(
-                "lower",
-                who,
-                f"decides {e}, which the contract leaves open",
-                "Its delegate would be right on one side only",
-            )
-
-
-class _Watched(Partitioner):
-    """A foreign partitioner whose every hook is watched."""
-
-    def __init__(self, inner: Partitioner, env: Any, contract: Contract, symbols: dict[str, Dim]):
-        super().__init__(inner.spec if hasattr(inner, "_spec") else {})
-        self.inner, self.env, self.contract, self.symbols = inner, env, contract, symbols
-        self.backends: set[str] = set()
-
-    def _hook(self, name: str, *args: Any) -> Any:
-        with _watch(self.env, self.symbols, f"{type(self.inner).__name__}.{name}"):
-            return getattr(self.inner, name)(*args)
-
-    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        return self._hook("transform_for_pre_decomposition", exported_program)
-
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
-        return self._hook("ops_to_not_decompose", ep)
-
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        settle(exported_program, self.contract, Symbols(self.symbols, self.env))
-        result = self._hook("partition", exported_program)
-        self.backends |= {spec.backend_id for spec in result.partition_tags.values()}
-        return result
-
-
-@contextlib.contextmanager
-def _watched_backends(partitioner: list[Partitioner]) -> Iterator[None]:
-    """Foreign backends' preprocess is watched too, whichever of them the partitioners name."""
-    foreign = [p for p in partitioner if isinstance(p, _Watched)]
-    patched: list[tuple[Any, Any]] = []
-    for cls in BackendDetails.__subclasses__() if foreign else []:
-        if "preprocess" not in vars(cls) or cls.__module__.startswith(__package__ or "keepdim"):
-            continue
-        original = cls.__dict__["preprocess"]
-
-        def preprocess(edge_program: Any, specs: Any, cls: Any = cls, original: Any = original) -> Any:
-            watcher = foreign[0]
-            with _watch(watcher.env, watcher.symbols, f"{cls.__name__}.preprocess"):
-                return original.__get__(None, cls)(edge_program, specs)
-
-        cls.preprocess = staticmethod(preprocess)
-        patched.append((cls, original))
-    try:
-        yield
-    finally:
-        for cls, original in patched:
-            cls.preprocess = original
 
 
 # ---------------------------------------------------------------- the report

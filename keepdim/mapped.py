@@ -1,6 +1,6 @@
 """Weights that stay in the file they came from and are mapped from there.
 
-A lowered file then holds a `Table`: the name of that file, the hash of its content, and where each weight lies in it.
+A lowered file then holds `Spans`: the name of that file, the hash of its content, and where each weight lies in it.
 Nothing of the file's own format is read when it is loaded.
 """
 
@@ -19,7 +19,7 @@ from .errors import fail
 AGAIN = "Give the file it was lowered from, or lower the model again"
 
 
-class Table(msgspec.Struct, frozen=True):
+class Spans(msgspec.Struct, frozen=True):
     """Weights of a lowered file that lie in another one."""
 
     name: str  # of the file, without a folder
@@ -62,10 +62,10 @@ class Source(NamedTuple):
         """Whether a tensor is mapped."""
         return self.span(tensor) is not None
 
-    def table(self, weights: Mapping[str, torch.Tensor]) -> Table:
+    def table(self, weights: Mapping[str, torch.Tensor]) -> Spans:
         """Those of the weights that lie in the file."""
         spans = {key: span for key, w in weights.items() if (span := self.span(w)) is not None}
-        return Table(self.path.name, len(self.data), content_hash(self.path), spans)
+        return Spans(self.path.name, len(self.data), content_hash(self.path), spans)
 
 
-__all__ = ["Source", "Table"]
+__all__ = ["Source", "Spans"]

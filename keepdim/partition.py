@@ -7,7 +7,7 @@ spec, and is written back to the program after partitioning, because ExecuTorch 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import frontend, ops
+from .branches import Mark, mark_of
 from .contract import Contract
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail
@@ -112,9 +113,10 @@ class GgmlPartitioner(Partitioner):
 
     engine = "ggml"
 
-    def __init__(self, names: dict[str, str] | None = None):
+    def __init__(self, names: dict[str, str] | None = None, elsewhere: Collection[Mark] = ()):
         super().__init__()
         self.names = names or {}
+        self.elsewhere = elsewhere  # implementations that another partitioner lowers
         self.contract: Contract | None = None
         self.symbols: dict[str, Dim] = {}
         self.ranges: dict[Any, Any] = {}
@@ -177,7 +179,7 @@ class GgmlPartitioner(Partitioner):
 
     def _propose(self, ep: ExportedProgram, gm: GraphModule, top: bool) -> Iterator[list[FxNode]]:
         symbols = self._symbols_of(ep.graph_module)
-        support = _Support(symbols, self.engine, self.reasons)
+        support = _Support(symbols, self.engine, self.reasons, self.elsewhere)
         proposals = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True).propose_partitions()
         constants = frontend.constants_of(ep) if top else {}
         mutated = set(ep.graph_signature.buffers_to_mutate.values())
@@ -199,8 +201,10 @@ class GgmlPartitioner(Partitioner):
 class _Support(OperatorSupportBase):
     """Support is a dry run of the real lowering."""
 
-    def __init__(self, symbols: frontend.Symbols, engine: str, reasons: dict[str, str]):
-        self.symbols, self.engine, self.reasons = symbols, engine, reasons
+    def __init__(
+        self, symbols: frontend.Symbols, engine: str, reasons: dict[str, str], elsewhere: Collection[Mark] = ()
+    ):
+        self.symbols, self.engine, self.reasons, self.elsewhere = symbols, engine, reasons, elsewhere
         self.known: dict[FxNode, bool] = {}
 
     def is_node_supported(self, submodules: Any, node: FxNode) -> bool:
@@ -210,11 +214,17 @@ class _Support(OperatorSupportBase):
             source = node.args[0]
             return isinstance(source, FxNode) and self.is_node_supported(submodules, source)
         if node not in self.known:
-            why = frontend.reason(node, self.symbols, self.engine)
+            why = self._reserved(node) or frontend.reason(node, self.symbols, self.engine)
             self.known[node] = why is None
             if why is not None and not frontend.is_size(node):
                 self.reasons[node.name] = why
         return self.known[node]
+
+    def _reserved(self, node: FxNode) -> str | None:
+        """Why this node, or one in its branches, is not ours to take."""
+        if self.elsewhere and any(mark_of(n) in self.elsewhere for n in frontend.with_branches([node])):
+            return "its implementation names another partitioner"
+        return None
 
 
 def _refuse_steps(uses: list[tuple[FxNode, Any]], refused: dict[Any, str]) -> None:

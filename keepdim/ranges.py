@@ -8,6 +8,7 @@ implementation is best where is measured in tuning.py.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,9 @@ class Implementation:
     name: str
     run: Callable[..., Any]
     partitioner: Any = None  # who lowers its branch, where that is not the program's own
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Implementation:
+        return Implementation(self.name, copy.deepcopy(self.run, memo), self.partitioner)  # which cannot be copied
 
 
 def dispatch(

@@ -13,7 +13,8 @@ import torch.utils._pytree as pytree
 
 from .contract import VERSION, Contract, decode
 from .errors import fail
-from .mapped import Table
+from .mapped import Spans
+from .tables import Table
 
 CONTRACT_METHOD = "keepdim_contract"
 
@@ -41,7 +42,8 @@ class _Wire(msgspec.Struct):
     constants: list[Any]
     parameters: list[str] = []
     mutated: list[int] = []
-    mapped: Table | None = None
+    mapped: Spans | None = None
+    tables: list[Table] = []
 
 
 class Signature(NamedTuple):
@@ -54,14 +56,15 @@ class Signature(NamedTuple):
     constants: list[Any]  # per input: the one value that an argument of dtype "python" may have
     parameters: list[str] = []  # names of the positional parameters, where known
     mutated: list[int] = []  # inputs that the method changes; their new values come before its outputs
-    mapped: Table | None = None  # weights that lie in another file
+    mapped: Spans | None = None  # weights that lie in another file
+    tables: list[Table] = []  # of the dispatches inside: which implementation serves which sizes
 
     def to_json(self) -> str:
         """The text that the constant method returns; a contract with one more key."""
         try:
             ins, outs = pytree.treespec_dumps(self.in_spec), pytree.treespec_dumps(self.out_spec)
             transports = [(t.kind, t.offset) for t in self.transports]
-            wire = _Wire(ins, outs, transports, self.constants, self.parameters, self.mutated, self.mapped)
+            wire = _Wire(ins, outs, transports, *self[4:])
             body = {"version": VERSION, "contract": self.contract.to_wire(self.contract.table()), "signature": wire}
             return msgspec.json.encode(body).decode()
         except (NotImplementedError, TypeError) as e:
@@ -79,4 +82,5 @@ class Signature(NamedTuple):
             fail("load", "signature", f"cannot be read ({e})", cause=e)
         contract = Contract.from_wire(raw["contract"])[0]
         transports = [Transport(*t) for t in wire.transports]
-        return Signature(contract, ins, outs, transports, wire.constants, wire.parameters, wire.mutated, wire.mapped)
+        rest = (wire.constants, wire.parameters, wire.mutated, wire.mapped, wire.tables)
+        return Signature(contract, ins, outs, transports, *rest)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from msgspec.structs import replace
 from programs import after, inputs_of, program, same_numbers, weights_of
 from torch import nn
@@ -14,6 +15,7 @@ from torch.export import Dim
 import keepdim
 from keepdim import _native, passes, pte, quant, reference
 from keepdim.capture import capture
+from keepdim.cli import main
 from keepdim.lowering import lower_whole
 from keepdim.passes import clean, fold, merge
 from keepdim.program import Program
@@ -193,6 +195,41 @@ def test_quantised_weights_in_branches(tmp_path: Any) -> None:
         x = torch.randn(n, 64)
         # products of q8_0 weights round their input to 8 bits, as ggml's do
         torch.testing.assert_close(lowered(x), eager(x), atol=0.03, rtol=0.03)
+
+
+# ---------------------------------------------------------------- dispatches
+class Act(nn.Module):
+    """The choice of the third report: three functions that differ on purpose."""
+
+    def __init__(self, **serves: Any) -> None:
+        super().__init__()
+        self.act = keepdim.dispatch(axes={"s": "x.shape[1]"}, domain={"s": (1, 4096)}, name="act")
+        self.act.impl(torch.sin, upto=512).impl(torch.tanh, upto=2048, **serves).impl(torch.relu)
+        self.w = nn.Parameter(torch.randn(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x) * self.w
+
+
+@pytest.mark.parametrize("other", [None, XnnpackPartitioner()], ids=["ggml alone", "XNNPACK in one branch"])
+def test_a_dispatch_in_a_file(other: Any, tmp_path: Any, capsys: Any) -> None:
+    """Right at every split in the file, whoever serves a range; the file says who does."""
+    eager = Act(partitioner=other).eval().requires_grad_(False)
+    shapes = ({1: Dim("s", min=1, max=4096)},)
+    keepdim.lower(eager, (torch.randn(2, 300, 16),), dynamic_shapes=shapes).save(tmp_path / "m.pte")
+    lowered = keepdim.load(tmp_path / "m.pte")
+    for s in (1, 2, 511, 512, 513, 2047, 2048, 2049, 4096, 512, 1):
+        x = torch.randn(2, s, 16)
+        torch.testing.assert_close(lowered(x), eager(x))
+    for s in (0, 4097):
+        with pytest.raises(keepdim.KeepdimError, match=f"s = {s} is out of range 1..4096"):
+            lowered(torch.randn(2, s, 16))
+    backends = [d.backend for d in pte.delegates(lowered.path)]
+    assert backends.count("XnnpackBackend") == (other is not None) and "KeepdimGgml" in backends
+    assert other is not None or len(backends) == 1
+    assert [t.rows[1].ranges for t in lowered.signature.tables] == [{"s": (513, 2048)}]
+    assert main(["inspect", str(tmp_path / "m.pte")]) == 0
+    assert "s in 513..2048 -> tanh" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- passes

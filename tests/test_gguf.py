@@ -354,10 +354,10 @@ def test_a_table_that_is_wrong(mapped: Mapped) -> None:
             _native.Error, match=rf"^\[load\] weight '{key}': it is said to lie at {span[0]} with {span[1]} "
         ):
             _native.Method(str(mapped.pte), "forward", good, {**table.spans, key: span})
-        wrong = keepdim.mapped.Table(table.name, table.size, table.sha256, {**table.spans, key: span})
+        wrong = keepdim.mapped.Spans(table.name, table.size, table.sha256, {**table.spans, key: span})
         with pytest.raises(KeepdimError, match="its table of weights in 'm.gguf' is not valid"):
             wrong.find(mapped.pte)
-    elsewhere = keepdim.mapped.Table("../m.gguf", table.size, table.sha256, table.spans)
+    elsewhere = keepdim.mapped.Spans("../m.gguf", table.size, table.sha256, table.spans)
     with pytest.raises(KeepdimError, match="its table of weights in '../m.gguf' is not valid"):
         elsewhere.find(mapped.pte)
     left = {k: s for k, s in table.spans.items() if k != key}

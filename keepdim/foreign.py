@@ -1,0 +1,170 @@
+"""Partitioners of others: watched, to name one that decides a size, and kept to a branch where that is theirs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from executorch.exir.backend.backend_details import BackendDetails
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.fx import Graph, GraphModule
+from torch.fx import Node as FxNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from .branches import Mark, mark_of
+from .contract import Contract
+from .dims import Dim
+from .errors import fail
+from .frontend import Symbols
+from .partition import TAG, OpenShapeEnv
+from .propagate import settle
+from .reading import graph_modules, to_constraints
+
+
+@contextlib.contextmanager
+def _watch(env: Any, symbols: dict[str, Dim], who: str) -> Iterator[None]:
+    """Let decisions about sizes be recorded for a while; one that the contract does not imply is an error of `who`."""
+    if env is None:
+        yield
+        return
+    guards, replaced, ranges = len(env.guards), dict(env.replacements), dict(env.var_to_range)
+    env.__class__ = ShapeEnv
+    try:
+        yield
+        new = [g.expr for g in env.guards[guards:]]
+        fixed = {s: e for s, e in env.replacements.items() if s not in replaced and str(s) in symbols}
+    finally:
+        env.__class__ = OpenShapeEnv
+        del env.guards[guards:]
+        for s in set(env.replacements) - set(replaced):
+            del env.replacements[s]
+        env.var_to_range.update(ranges)
+    for s, e in fixed.items():
+        fail("lower", who, f"specialises {symbols[str(s)]} to {e}", "Its delegate would be right at that size only")
+    for e in new:
+        if {str(s) for s in e.free_symbols} <= symbols.keys() and to_constraints(e, symbols, who):
+            fail(
+                "lower",
+                who,
+                f"decides {e}, which the contract leaves open",
+                "Its delegate would be right on one side only",
+            )
+
+
+class Watched(Partitioner):
+    """A foreign partitioner whose every hook is watched."""
+
+    def __init__(self, inner: Partitioner, env: Any, contract: Contract, symbols: dict[str, Dim]):
+        super().__init__(inner.spec if hasattr(inner, "_spec") else {})
+        self.inner, self.env, self.contract, self.symbols = inner, env, contract, symbols
+        self.backends: set[str] = set()
+
+    def _hook(self, name: str, *args: Any) -> Any:
+        with _watch(self.env, self.symbols, f"{type(self.inner).__name__}.{name}"):
+            return getattr(self.inner, name)(*args)
+
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        return self._hook("transform_for_pre_decomposition", exported_program)
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
+        return self._hook("ops_to_not_decompose", ep)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        settle(exported_program, self.contract, Symbols(self.symbols, self.env))
+        result = self._hook("partition", exported_program)
+        self.backends |= {spec.backend_id for spec in result.partition_tags.values()}
+        return result
+
+
+@contextlib.contextmanager
+def watched_backends(partitioner: list[Partitioner]) -> Iterator[None]:
+    """Foreign backends' preprocess is watched too, whichever of them the partitioners name."""
+    foreign = [p for p in partitioner if isinstance(p, Watched)]
+    patched: list[tuple[Any, Any]] = []
+    for cls in BackendDetails.__subclasses__() if foreign else []:
+        if "preprocess" not in vars(cls) or cls.__module__.startswith(__package__ or "keepdim"):
+            continue
+        original = cls.__dict__["preprocess"]
+
+        def preprocess(edge_program: Any, specs: Any, cls: Any = cls, original: Any = original) -> Any:
+            watcher = foreign[0]
+            with _watch(watcher.env, watcher.symbols, f"{cls.__name__}.preprocess"):
+                return original.__get__(None, cls)(edge_program, specs)
+
+        cls.preprocess = staticmethod(preprocess)
+        patched.append((cls, original))
+    try:
+        yield
+    finally:
+        for cls, original in patched:
+            cls.preprocess = original
+
+
+# ---------------------------------------------------------------- one branch
+class BranchPartitioner(Partitioner):
+    """A partitioner for the branches of one implementation, and nothing else.
+
+    Partitioners look at a program's own graph. A branch is shown to it as a program, of which weights are inputs.
+    """
+
+    def __init__(self, inner: Partitioner, mark: Mark):
+        super().__init__()
+        self.inner, self.mark = inner, mark
+
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        """What it would change outside the branch is not its to change."""
+        return exported_program
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
+        """Its own answer, for nodes of the branch."""
+        ops, keeps = self.inner.ops_to_not_decompose(ep)
+        return ops, lambda n: mark_of(n) == self.mark and (keeps is None or keeps(n))
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """The tags that it gives to the nodes of the branch."""
+        tags: dict[str, DelegationSpec] = {}
+        for i, gm in enumerate(graph_modules(exported_program.graph_module)):
+            if gm is exported_program.graph_module or not any(mark_of(n) == self.mark for n in gm.graph.nodes):
+                continue
+            alone, copies = _as_program(gm, exported_program)
+            result = self.inner.partition(alone)
+            for n, copy in copies.items():
+                if (tag := copy.meta.get(TAG)) is not None:
+                    n.meta[TAG] = name = f"{'_'.join(self.mark)}_{i}_{tag}"
+                    tags[name] = result.partition_tags[tag]
+        return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
+
+
+def _as_program(gm: GraphModule, ep: ExportedProgram) -> tuple[ExportedProgram, dict[FxNode, FxNode]]:
+    """A copy of a branch as a program of its own, and the copy of each node."""
+    copies: dict[FxNode, FxNode] = {}
+    graph = Graph()
+    graph.output(graph.graph_copy(gm.graph, copies))
+
+    def argument(n: FxNode) -> Any:
+        return (SymIntArgument if isinstance(n.meta.get("val"), torch.SymInt) else TensorArgument)(name=n.name)
+
+    inputs = [InputSpec(InputKind.USER_INPUT, argument(n), None) for n in graph.nodes if n.op == "placeholder"]
+    outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument(n), None) for n in graph.output_node().args[0]]
+    alone = ExportedProgram(
+        root=gm,
+        graph=graph,
+        graph_signature=ExportGraphSignature(inputs, outputs),
+        state_dict={},
+        range_constraints=dict(ep.range_constraints),
+        module_call_graph=ep.module_call_graph,
+        verifiers=ep.verifiers,
+    )
+    return alone, copies
