@@ -1,4 +1,4 @@
-"""The command line: keepdim demo | lower | run | inspect | embed | generate."""
+"""The command line: keepdim demo | lower | run | inspect | embed | generate | tune."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from . import demo, pte
+from . import demo, pte, splits
 from .contract import DTYPE_OF, Spec
 from .embed import Encoder
 from .errors import KeepdimError, fail
@@ -33,6 +33,7 @@ EXAMPLES = """examples:
   keepdim embed --file in.txt -o out.npy         a text a line, a row a text
   keepdim generate smollm2 --prompt "Who are you?"   the model's answer, as it is made
   keepdim generate smollm2 --chat                a dialogue, a line at a time
+  keepdim tune                                   measure this machine once, for every later start
 """
 
 
@@ -87,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("file", type=Path)
     p.add_argument("--json", action="store_true", help="as JSON")
     p.add_argument("--verify", action="store_true", help="check the weights against their checksums too")
+    p = command("tune", _tune, "measure at which sizes kernels change on this machine, for every later start")
+    p.add_argument("--seconds", type=float, default=2.0, help="to spend on each (default 2)")
+    p.add_argument("--times", action="store_true", help="print what was measured")
     p = command("embed", _embed, "print or write the embeddings of texts, each a vector of length 1")
     p.add_argument("text", nargs="*", help="the texts")
     p.add_argument("--file", type=Path, help="take the texts from here, one a line (an empty line is a text too)")
@@ -255,6 +259,17 @@ def _inspect(args: argparse.Namespace) -> int:
 def _delegate_json(d: pte.Delegate) -> dict[str, Any]:
     program = msgspec.Raw(d.program.to_json()) if d.program is not None else None
     return {"method": d.method, "backend": d.backend, "program": program, "weights": d.weight_bytes}
+
+
+def _tune(args: argparse.Namespace) -> int:
+    if not args.seconds > 0:
+        fail("cli", f"--seconds {args.seconds}", "is no time to measure in")
+    for t in splits.tune(1e3 * args.seconds):
+        print(f"{t.name}: {t.after}" + (f" (was {t.before})" if t.after != t.before else "") + (t.why and f"  {t.why}"))
+        if args.times and t.table is not None:
+            print(t.table)
+    print(f"kept in {splits.kept()}", file=sys.stderr)
+    return 0
 
 
 def _embed(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 
-from . import _native, pte
+from . import _native, pte, splits
 from .errors import KeepdimError, fail
 from .signature import CONTRACT_METHOD, Signature
 
@@ -38,6 +38,7 @@ class Module:
     def __init__(self, path: Path, weights: Path | None = None):
         self.path = path
         pte.check(path)
+        splits.use()
         with _LOAD:
             before = {d["id"] for d in _native.live()}
             try:

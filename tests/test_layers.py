@@ -25,7 +25,7 @@ SEES = {
     "text": {"errors", "dims", "contract", "program"},
     "cache": {"_native", "errors"},
     "mapped": {"errors", "cache"},
-    "signature": {"errors", "contract", "mapped"},
+    "signature": {"errors", "contract", "mapped", "tables"},
     "pte": {"errors", "program", "signature"},
     "torch_ops": {"quant"},
     "ops": {"dims", "contract", "program", "torch_ops"},
@@ -37,7 +37,8 @@ SEES = {
     "loops": {"errors", "reading", "frontend"},
     "kernels": {"_native", "errors", "frontend"},
     "partition": {
-        *("errors", "dims", "contract", "reading", "ops", "passes", "frontend", "propagate", "rewrite", "tracing")
+        *("errors", "dims", "contract", "reading", "ops", "passes", "frontend", "propagate", "rewrite", "tracing"),
+        "branches",
     },
     "whole": {"contract", "dims", "ops", "passes", "quant", "frontend", "partition"},
     "trials": {"errors", "dims", "contract", "propagate"},
@@ -45,14 +46,16 @@ SEES = {
     "tracing": set(),
     "capture": {
         *("errors", "dims", "contract", "reading", "signature"),
-        *("propagate", "trials", "rewrite", "tracing"),
+        *("propagate", "trials", "rewrite", "tracing", "ranges"),
     },
     "lowering": {
         *("errors", "dims", "contract", "reading", "program", "signature", "pte"),
         *("ops", "frontend", "kernels", "loops", "propagate", "partition", "capture", "tracing"),
-        *("mapped", "passes", "quant", "whole"),
+        *("mapped", "passes", "quant", "whole", "foreign"),
     },
-    "module": {"_native", "errors", "signature", "pte", "capture", "lowering"},
+    "module": {"_native", "errors", "signature", "pte", "splits", "capture", "lowering"},
+    "splits": {"_native", "errors", "cache", "contract", "quant", "tables", "text", "ranges"},
+    "foreign": {"errors", "dims", "contract", "reading", "frontend", "propagate", "partition", "branches"},
     "axes": {"errors"},
     "tables": {"errors"},
     "preflight": {"errors", "axes"},
@@ -69,7 +72,7 @@ SEES = {
     },
     "gguf": {"errors", "mapped", "quant"},
     "generate": {"errors", "cache", "llm", "gguf"},
-    "cli": {"errors", "contract", "signature", "pte", "module", "progress", "demo", "embed", "generate"},
+    "cli": {"errors", "contract", "signature", "pte", "module", "progress", "splits", "demo", "embed", "generate"},
     "__main__": {"cli"},
     "__init__": {"_native", "errors", "contract", "module", "llm", "partition", "ranges"},
 }
