@@ -1,8 +1,7 @@
 #include "splits.h"
 
 #include <atomic>
-
-#include "build.h"
+#include <utility>
 
 namespace keepdim::ggml {
 namespace {
@@ -10,16 +9,18 @@ namespace {
 constexpr size_t kTypes = static_cast<size_t>(DType::q6_k) + 1;
 
 struct All {
-  std::atomic<int64_t> few_rows[kTypes], ggml_rows[2], work_per_thread{50'000};
+  std::atomic<int64_t> few_rows[kTypes], ggml_rows[2], work_per_thread{150'000};
   std::map<std::string, std::atomic<int64_t>*> names;
 
   All() {
-    ggml_rows[0] = 6, ggml_rows[1] = 32;
+    ggml_rows[0] = 10, ggml_rows[1] = 48;
     names = {{"ggml_rows.rest", &ggml_rows[0]}, {"ggml_rows.whole", &ggml_rows[1]}, {"work_per_thread", &work_per_thread}};
-    for (size_t i = 0; i < kTypes; ++i) {
-      few_rows[i] = 12;
-      const auto type = static_cast<DType>(i);
-      if (stored(type)) names[std::string("few_rows.") + dtype_name(type)] = &few_rows[i];
+    constexpr std::pair<DType, int64_t> rows[] = {
+        {DType::f16, 9},   {DType::bf16, 6}, {DType::q8_0, 16}, {DType::q4_0, 24}, {DType::q4_1, 20},
+        {DType::q5_0, 4},  {DType::q5_1, 4}, {DType::q4_k, 11}, {DType::q5_k, 8},  {DType::q6_k, 9}};
+    for (const auto& [type, most] : rows) {
+      few_rows[static_cast<size_t>(type)] = most;
+      names[std::string("few_rows.") + dtype_name(type)] = &few_rows[static_cast<size_t>(type)];
     }
   }
 };
