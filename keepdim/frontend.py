@@ -303,7 +303,7 @@ class _Builder:
 
     def _region(self, branch: Any, operands: Any) -> Region:
         body = attribute(branch)
-        places = [n for n in body.graph.nodes if n.op == "placeholder"]
+        places = body.graph.find_nodes(op="placeholder")
         self.ids |= {n: self._arg(x) for n, x in zip(places, operands, strict=True) if not is_size(n)}
         outside, self.nodes = self.nodes, []
         try:
@@ -427,7 +427,11 @@ def attribute(node: FxNode) -> Any:
 
 
 def _changes(node: FxNode) -> Iterator[FxNode]:
-    """The arguments that a call writes to."""
+    """The arguments that a call writes to, in branches too."""
+    for branch in node.args[1:3] if node.target is COND else ():
+        body = attribute(branch)
+        outside = dict(zip(body.graph.find_nodes(op="placeholder"), node.args[3], strict=True))
+        yield from (outside[x] for n in body.graph.nodes for x in _changes(n) if x in outside)
     target = overload(node)
     for arg, x in zip(target._schema.arguments, node.args, strict=False) if target else ():
         if arg.alias_info is not None and arg.alias_info.is_write and isinstance(x, FxNode):

@@ -197,6 +197,34 @@ def test_quantised_weights_in_branches(tmp_path: Any) -> None:
         torch.testing.assert_close(lowered(x), eager(x), atol=0.03, rtol=0.03)
 
 
+def test_branches_share_state() -> None:
+    """Keys and values that one branch keeps are seen by the other at the next call."""
+
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("k", torch.zeros(1, 2, 64, 8))
+            self.register_buffer("v", torch.zeros(1, 2, 64, 8))
+
+        def forward(self, q: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            def attend(factor: float) -> Any:
+                return lambda q: torch.ops.keepdim.cached_attention(q * factor, q, q, self.k, self.v, at, 0.3)
+
+            return torch.cond(q.shape[2] <= 5, attend(1.0), attend(2.0), (q,))
+
+    eager = Cached()
+    shapes = ({2: Dim("n", min=1, max=40)}, None)
+    lowered = keepdim.lower(
+        Cached(), (torch.randn(1, 2, 7, 8), torch.zeros(1, dtype=torch.int64)), dynamic_shapes=shapes
+    )
+    only(lowered)
+    position = 0
+    for n in (7, 3, 5, 6, 1, 7):
+        q, at = torch.randn(1, 2, n, 8), torch.tensor([position])
+        torch.testing.assert_close(lowered(q, at), eager(q, at))
+        position += n
+
+
 # ---------------------------------------------------------------- dispatches
 class Act(nn.Module):
     """The choice of the third report: three functions that differ on purpose."""
