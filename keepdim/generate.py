@@ -118,7 +118,6 @@ class Writer:
     sampling: Sampling = field(default_factory=Sampling)
     figures: Figures = field(default_factory=Figures)
     messages: list[dict[str, str]] = field(default_factory=list)
-    seen: list[int] = field(default_factory=list)  # the tokens that the model has
 
     @classmethod
     def of(cls, model: LanguageModel, sampling: Sampling | None = None) -> Writer:
@@ -180,19 +179,17 @@ class Writer:
                 yield piece
             if left > 1:
                 logits = self.model([token])[0]
-                self.seen.append(token)
         self.figures.decode = time.perf_counter() - start
 
     def _read(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits behind these tokens; the model reads only what it does not have already."""
-        same = 0
-        while same < min(len(tokens) - 1, len(self.seen)) and tokens[same] == self.seen[same]:
+        same, seen = 0, self.model.tokens
+        while same < min(len(tokens) - 1, len(seen)) and tokens[same] == seen[same]:
             same += 1
         self.model.rewind(self.model.position - same)
         start = time.perf_counter()
         logits = self.model(tokens[same:])[0]
         self.figures.prompt, self.figures.prefill = len(tokens) - same, time.perf_counter() - start
-        self.seen = list(tokens)
         return logits
 
 

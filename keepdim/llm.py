@@ -6,6 +6,7 @@ One file serves prefill and decode: it takes any number of tokens and the positi
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import tempfile
 import weakref
@@ -18,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
 
 from . import _native
-from .errors import fail, optional
+from .contract import dtype_name
+from .errors import KeepdimError, fail, optional
 from .mapped import Source
 from .module import Module, load
 from .quant import Quantised, fits, new_state, quantise
@@ -37,7 +39,7 @@ CACHE_NAMES = ("keepdim_keys", "keepdim_values")  # of the buffers of a layer
 class LanguageModel:
     """A lowered decoder with the sequence it has seen so far.
 
-    model = keepdim.lower_llm(LlamaForCausalLM(config), max_context=2048)
+    model = keepdim.lower_llm(LlamaForCausalLM(config).eval(), max_context=2048)
     logits = model(tokens)          # of the token after the last one
     model.rewind(2)                 # as if the last two had not been given
     """
@@ -48,9 +50,15 @@ class LanguageModel:
             fail("load", str(module.path), f"is no language model (it takes {', '.join(names)})")
         top = module.contract.inputs[0].dims[1].bounds[1]
         assert top is not None
-        self.module, self.max_context, self.position = module, top, 0
+        self.module, self.max_context = module, top
+        self.tokens: list[int] = []  # the sequence: what the caches hold up to here
         self.text: str = _native.Method(str(module.path), TEXT_METHOD)([])[0]  # what `lower_llm` was given
         self.notes: list[str] = []  # weights that lie in another dtype than was asked for
+
+    @property
+    def position(self) -> int:
+        """How many tokens the model has seen."""
+        return len(self.tokens)
 
     @classmethod
     def load(cls, path: str | Path, weights: str | Path | None = None) -> LanguageModel:
@@ -67,27 +75,45 @@ class LanguageModel:
 
         Only the rows asked for are computed: by default the last one, that of the next token.
         """
-        given = torch.as_tensor(tokens, dtype=torch.int64).reshape(1, -1)
-        count = given.shape[1]
-        if count == 0:
-            fail("generate", "tokens", "are none", "Give at least one: the beginning of a text")
+        given = _integers(tokens, "tokens", "Give at least one: the beginning of a text")
+        count = len(given)
         if self.position + count > self.max_context:
             fail("generate", "tokens", f"{count} more at position {self.position} are beyond the context of "
                  f"{self.max_context}", "Lower with a larger max_context, or rewind")  # fmt: skip
-        wanted = torch.tensor([count - 1] if rows is None else list(rows))
-        out = self.module(given, torch.tensor([self.position]), wanted)
-        self.position += count
+        wanted = _integers([count - 1] if rows is None else rows, "rows", "Leave them out for the last one")
+        out = self.module(given.unsqueeze(0), torch.tensor([self.position]), wanted)
+        self.tokens += given.tolist()
         return out[0]
 
     def reset(self) -> None:
         """Forget the sequence."""
-        self.position = 0
+        self.tokens.clear()
 
     def rewind(self, count: int) -> None:
         """Take the last tokens back."""
-        if not 0 <= count <= self.position:
-            fail("generate", "rewind", f"{count} is out of range 0..{self.position}")
-        self.position -= count
+        if not isinstance(count, int) or not 0 <= count <= self.position:
+            fail("generate", "rewind", f"{count!r} is out of range 0..{self.position}")
+        del self.tokens[self.position - count :]
+
+
+def _integers(values: Any, subject: str, remedy: str) -> torch.Tensor:
+    """As i64 [n]; one sequence of whole numbers and nothing else."""
+    try:
+        given = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as e:
+        fail("generate", subject, f"are no list of integers ({e})", cause=e)
+    if given.numel() == 0:
+        fail("generate", subject, "are none", remedy)
+    if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
+        fail("generate", subject, f"are {str(given.dtype).removeprefix('torch.')}, expected integers")
+    if given.dim() > 1 and given.shape != (1, given.numel()):
+        fail(
+            "generate",
+            subject,
+            f"have the shape {list(given.shape)}, and a model has one sequence",
+            "Give them in turn",
+        )
+    return given.to(torch.int64).reshape(-1)
 
 
 def lower_llm(
@@ -115,14 +141,21 @@ def lower_llm(
 
     if cache not in CACHES:
         fail("lower", f"cache {cache!r}", f"is not one of {', '.join(CACHES)}")
+    _check_interface(model)
     limit = getattr(model.config, "max_position_embeddings", max_context)
     if not LEAST <= max_context <= limit:
         fail("lower", "max_context", f"{max_context} is out of range {LEAST}..{limit} of the model")
     wrapped = _Decoder(model, max_context, cache)
     seq, rows = Dim("seq_len", min=1, max=max_context), Dim("rows", min=1, max=min(LOGITS, max_context))
     examples = (torch.zeros(1, LEAST - 1, dtype=torch.int64), torch.tensor([0]), torch.tensor([0, 1, 2]))
-    with wrapped, torch.no_grad():
-        ep = export(wrapped, examples, dynamic_shapes=({1: seq}, None, {0: rows}), strict=False)
+    try:
+        with wrapped, torch.no_grad():
+            ep = export(wrapped, examples, dynamic_shapes=({1: seq}, None, {0: rows}), strict=False)
+    except KeepdimError:
+        raise
+    except Exception as e:  # transformers and torch raise many kinds
+        why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        fail("lower", type(model).__name__, f"cannot be exported ({why})", cause=e)
     stored, notes = _quantised(wrapped, quant) if quant else ({}, [])
     stored |= {f"model.{name}": w for name, w in (weights or {}).items()}
     folder = tempfile.mkdtemp(prefix="keepdim-")
@@ -140,6 +173,26 @@ def lower_llm(
         raise
     weakref.finalize(lowered.module, shutil.rmtree, folder, ignore_errors=True)
     return lowered
+
+
+def _check_interface(model: Any) -> None:
+    """Refuse what is no decoder, or one that cannot be told where a token stands or which logits are wanted."""
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if not hasattr(config, "_attn_implementation") or not hasattr(model, "set_attn_implementation"):
+        fail("lower", name, "is no model of transformers", "Give a ...ForCausalLM")
+    known = inspect.signature(model.forward).parameters
+    for parameter in ("position_ids", "logits_to_keep"):
+        if parameter not in known:
+            fail("lower", name, f"its forward does not take {parameter!r}", "Give a decoder: a ...ForCausalLM")
+    if others := {*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"}:
+        fail("lower", name, f"layers of the kind {sorted(others)[0]!r} are not handled")
+    if model.training:
+        fail("lower", name, "is in training mode", "Call eval() on it")
+    for key, p in model.named_parameters():
+        if p.dtype != torch.float32:
+            dtype = dtype_name(p.dtype, key)
+            fail("lower", name, f"its parameter {key!r} is {dtype}, expected f32",
+                 f"Call float() on it; quant={dtype!r} keeps weights so in the file")  # fmt: skip
 
 
 def _quantised(model: torch.nn.Module, dtype: str) -> tuple[dict[str, Quantised], list[str]]:
@@ -196,6 +249,7 @@ class _Decoder(torch.nn.Module):
         self.model, self._context, self._dtype = model, max_context, dtype
         self._call = _Call()
         self._layers: dict[torch.nn.Module, list[torch.Size]] = {}  # the shapes of keys and values of each
+        self._ropes: list[tuple[Any, str, torch.Tensor]] = []  # those that are held, with what they were
 
     def forward(self, tokens: torch.Tensor, position: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         self._call.position = position
@@ -208,15 +262,36 @@ class _Decoder(torch.nn.Module):
         self._before = self.model.config._attn_implementation
         self.model.set_attn_implementation(NAME)
         try:
+            self._hold_ropes()
             self._make_caches()
         except BaseException:
             self.__exit__()
             raise
         return self
 
+    def _hold_ropes(self) -> None:
+        """Frequencies that change with the length of the sequence, at those of a short one: keys that lie in a cache
+        cannot be turned again."""
+        for rope in self.model.modules():
+            kind = getattr(rope, "rope_type", None)
+            if isinstance(kind, dict) and {"dynamic", "longrope"} & {*kind.values()}:
+                fail("lower", type(rope).__name__, f"rope of kinds {', '.join(kind.values())} is not handled")
+            if kind not in ("dynamic", "longrope"):
+                continue
+            limits = {"dynamic": rope.original_max_seq_len}
+            limit = limits.get(kind) or rope.config.rope_parameters["original_max_position_embeddings"]
+            if self._context > limit:
+                fail("lower", "max_context", f"{self._context} is more than {limit}, where the model's rope ({kind}) "
+                     "turns all tokens anew", f"Lower with at most {limit}")  # fmt: skip
+            self._ropes.append((rope, kind, rope.inv_freq))
+            rope.rope_type, rope.inv_freq = "default", rope.original_inv_freq
+
     def _make_caches(self) -> None:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             self.forward(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([0]), torch.tensor([0]))
+        if (count := self.model.config.num_hidden_layers) != len(self._layers):
+            fail("lower", type(self.model).__name__, f"{len(self._layers)} of its {count} layers call the attention "
+                 "that transformers lets us replace; the others would see nothing of earlier calls")  # fmt: skip
         for layer, shapes in self._layers.items():
             for name, (batch, heads, _, width) in zip(CACHE_NAMES, shapes, strict=True):
                 cache = new_state((batch, heads, self._context, width), self._dtype)
@@ -226,6 +301,8 @@ class _Decoder(torch.nn.Module):
         for layer in self._layers:
             for name in CACHE_NAMES:
                 layer._buffers.pop(name, None)
+        for rope, kind, frequencies in self._ropes:
+            rope.rope_type, rope.inv_freq = kind, frequencies
         self.model.set_attn_implementation(self._before)
         self._interface.register(NAME, _outside)  # transformers keeps what is registered, and with it the model
 
@@ -233,10 +310,17 @@ class _Decoder(torch.nn.Module):
                 attention_mask: torch.Tensor | None, scaling: float | None = None, sliding_window: int | None = None,
                 **more: Any) -> tuple[torch.Tensor, None]:  # fmt: skip
         """Attention as transformers calls it."""
+        about = f"attention of {type(layer).__name__}"
         for name in ("softcap", "s_aux", "head_mask"):
             if more.get(name) is not None:
-                fail("lower", f"attention of {type(layer).__name__}", f"its {name} is not handled")
+                fail("lower", about, f"its {name} is not handled")
+        if attention_mask is not None:
+            fail("lower", about, "a mask of its own is not handled")
+        if not getattr(layer, "is_causal", True):
+            fail("lower", about, "it sees later tokens, as that of a decoder does not")
         if not hasattr(layer, CACHE_NAMES[0]):
+            if layer in self._layers:
+                fail("lower", about, "one layer that is used twice is not handled")
             self._layers[layer] = [key.shape, value.shape]
             return query.new_empty(*query.shape[:3], value.shape[3]).transpose(1, 2), None
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling

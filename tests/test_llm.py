@@ -172,10 +172,14 @@ def test_one_delegate_and_only_the_rows_asked_for(qwen: tuple[Any, LanguageModel
         ([], r"\[generate\] tokens: are none"),
         ([VOCABULARY], r"\[run\] embedding .*256"),
         ([-1], r"\[run\] embedding .*-1"),
+        ([1.5], r"\[generate\] tokens: are float32, expected integers"),
+        ([True], r"\[generate\] tokens: are bool, expected integers"),
+        ([2**70], r"\[generate\] tokens: are no list of integers"),
+        ([[1, 2], [3, 4]], r"\[generate\] tokens: have the shape \[2, 2\], and a model has one sequence"),
         (range(CONTEXT + 1), r"\[generate\] tokens: 129 more at position 0 are beyond the context of 128"),
     ],
 )
-def test_bad_tokens(tokens: Sequence[int], sentence: str, qwen: tuple[Any, LanguageModel]) -> None:
+def test_bad_tokens(tokens: Sequence[Any], sentence: str, qwen: tuple[Any, LanguageModel]) -> None:
     """A sentence, and the next good call works."""
     model, lowered = qwen
     lowered.reset()
@@ -199,8 +203,85 @@ def test_rewinding_too_far(qwen: tuple[Any, LanguageModel]) -> None:
     _, lowered = qwen
     lowered.reset()
     lowered([1, 2])
-    with pytest.raises(keepdim.KeepdimError, match=r"\[generate\] rewind: 3 is out of range 0..2"):
-        lowered.rewind(3)
+    for count in (3, -1, 1.5, None):
+        with pytest.raises(keepdim.KeepdimError, match=rf"\[generate\] rewind: {count} is out of range 0..2"):
+            lowered.rewind(count)  # type: ignore[arg-type]
+    for rows in ([], [3], [0.5], 3):
+        with pytest.raises(
+            keepdim.KeepdimError, match=r"rows: are none|index 3 is out|rows: are float32|index 3 is out"
+        ):
+            lowered([1, 2, 3], rows)  # type: ignore[arg-type]
+    assert lowered.position == 2 and lowered.tokens == [1, 2]
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+    "llama3": {
+        **{"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 16,
+    },
+    "dynamic": {"factor": 4.0},
+    "longrope": {
+        **{"short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]},
+        "original_max_position_embeddings": 40,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_scaled_ropes(kind: str) -> None:
+    """As eager's; one that changes with the length is lowered up to where it does, and the model is as it was."""
+    model = tiny("Llama", rope_parameters={"rope_theta": 10000.0, "rope_type": kind, **ROPES[kind]})
+    context = 40 if kind == "longrope" else CONTEXT
+    tokens = TOKENS[:context]
+    if kind == "longrope":
+        with pytest.raises(keepdim.KeepdimError, match=r"max_context: 41 is more than 40, where .*\(longrope\)"):
+            lower_llm(model, 41)
+    wanted(model, TOKENS)  # may leave other frequencies in the model
+    rope = model.model.rotary_emb
+    before = rope.inv_freq
+    lowered = lower_llm(model, context)
+    assert (rope.rope_type, rope.inv_freq) == (kind, before) and type(before) is torch.Tensor
+    want = wanted(model, tokens)
+    assert worst(lowered, tokens, want, [7, 1, 13, len(tokens) - 21]) < 1e-5
+    assert (want - wanted(tiny("Llama"), tokens)).abs().max() > 1e-3 or kind == "dynamic"
+
+
+def other(name: str, **more: Any) -> Any:
+    """A model of another family."""
+    config = getattr(transformers, f"{name}Config")(**{**TINY, **more})
+    return transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+
+
+NOT_HANDLED: dict[str, tuple[Any, str]] = {
+    "no transformer": (lambda: torch.nn.Linear(2, 2), "Linear: is no model of transformers"),
+    "no head": (lambda: tiny("Llama").model, "LlamaModel: its forward does not take 'logits_to_keep'"),
+    "training": (lambda: tiny("Llama").train(), "LlamaForCausalLM: is in training mode"),
+    "halves": (lambda: tiny("Llama").bfloat16(), r"its parameter 'model.embed_tokens.weight' is bf16, expected f32"),
+    "an encoder": (lambda: other("Bert"), "attention of BertSelfAttention: it sees later tokens"),
+    "both ways": (
+        lambda: tiny("Gemma3Text", use_bidirectional_attention=True),
+        "attention of Gemma3Attention: it sees later tokens",
+    ),
+    "own positions": (lambda: other("Bart"), "BartForCausalLM: its forward does not take 'position_ids'"),
+    "own attention": (lambda: other("Falcon"), "FalconForCausalLM: 0 of its 2 layers call the attention"),
+    "twice": (lambda: other("DiffLlama"), "one layer that is used twice is not handled"),
+    "own mask": (lambda: other("Doge"), "attention of DogeAttention: a mask of its own is not handled"),
+    "convolutions": (
+        lambda: other("Lfm2", layer_types=["conv", "full_attention"]),
+        "Lfm2ForCausalLM: layers of the kind 'conv' are not handled",
+    ),
+    "softcap": (lambda: other("Gemma2"), "attention of Gemma2Attention: its softcap is not handled"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_HANDLED)
+def test_what_would_be_wrong_is_refused(name: str) -> None:
+    """Models that see more or less than the tokens before, or keep something of their own between calls."""
+    make, sentence = NOT_HANDLED[name]
+    with pytest.raises(keepdim.KeepdimError, match=rf"^\[lower\] .*{sentence}"):
+        lower_llm(make(), CONTEXT)
 
 
 @pytest.mark.parametrize(
