@@ -39,6 +39,9 @@ SIZES = {
 SILENT = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 LOCAL_THETA, LOCAL_LAYERS = 10000.0, 6  # of Gemma 3, where the file does not say: every sixth layer sees all
 FREQUENCIES = "rope_freqs.weight"
+# How byte-level tokenizers cut a text before they merge: as GPT-2 did, or each digit by itself first. Transformers
+# knows others, and takes GPT-2's for all that it does not know.
+AS_GPT2, BY_DIGIT = ("gpt-2",), ("smollm", "starcoder", "refact")
 
 
 class Checkpoint(NamedTuple):
@@ -94,6 +97,36 @@ def read(path: Path) -> Checkpoint:
     if tensors:
         fail("load", path.name, f"its tensor {sorted(tensors)[0]!r} has no place in {type(model).__name__}")
     return Checkpoint(model.eval().requires_grad_(False), weights, source)
+
+
+def mend_tokenizer(path: Path, tokenizer: Any) -> None:
+    """What the file says of its tokenizer and transformers does not read: where a text is cut, what leads it."""
+    reader, _ = _reader(path)
+    backend, package = tokenizer.backend_tokenizer, optional("load", "tokenizers")
+    kind, cut = (field(reader, f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if kind == "gpt2":
+        known = optional("load", "transformers.integrations.gguf.gguf_tokenizer_mapping").GGUF_PRE_TOKENIZER_SPLITS
+        if cut not in (*known, *AS_GPT2, *BY_DIGIT):
+            fail("load", path.name, f"its tokenizer cuts texts as {cut!r}, which is not known")
+        if cut in BY_DIGIT:
+            parts = package.pre_tokenizers
+            by_digit = [parts.Digits(individual_digits=True), parts.ByteLevel(add_prefix_space=False)]
+            backend.pre_tokenizer = parts.Sequence(by_digit)
+    if kind == "llama" and field(reader, "general.architecture") != "gemma3":
+        space = package.normalizers.Replace(" ", "▁")
+        led = field(reader, "tokenizer.ggml.add_space_prefix") is not False
+        backend.normalizer = package.normalizers.Sequence([package.normalizers.Prepend("▁"), space] if led else [space])
+        backend.pre_tokenizer = None
+        parts = package.decoders
+        ends = [parts.Strip(" ", 1, 0)] if led else []
+        backend.decoder = parts.Sequence([parts.Replace("▁", " "), parts.ByteFallback(), parts.Fuse(), *ends])
+    begin = field(reader, "tokenizer.ggml.add_bos_token")
+    begin = kind == "llama" if begin is None else begin
+    first = [(tokenizer.bos_token, tokenizer.bos_token_id)] if begin and tokenizer.bos_token is not None else []
+    before = [token for token, _ in first]
+    backend.post_processor = package.processors.TemplateProcessing(
+        single=[*before, "$A"], pair=[*before, "$A", "$B"], special_tokens=first
+    )
 
 
 # ---------------------------------------------------------------- settings
@@ -283,4 +316,4 @@ def _short(e: Exception) -> str:
     return " ".join(str(e).split())[:200]
 
 
-__all__ = ["Checkpoint", "field", "read"]
+__all__ = ["Checkpoint", "field", "mend_tokenizer", "read"]
