@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import logging
 import os
 import sys
@@ -53,6 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeepdimError as e:
         print(e, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130  # as a shell calls it
+    except BrokenPipeError:  # the reader has seen enough; what is left in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as e:  # a file that cannot be written
         print(f"[cli] {e.filename}: {e.strerror}.", file=sys.stderr)
         return 1
@@ -106,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: to the end of the context)")
     p.add_argument("--max-context", type=int, metavar="N", help="of prompt and answers together (default 2048)")
     p.add_argument("--quant", help="quantise the weights of a checkpoint folder: q8_0, q4_0, q4_1, q4_k, ...")
-    p.add_argument("--cache", default="f32", help="dtype of keys and values: f32 (the default), f16 or q8_0")
+    p.add_argument("--cache", help="dtype of keys and values: f32 (the default), f16 or q8_0")
     p.add_argument("--mapped", action="store_true", help="leave the weights in the .gguf and map them from there")
     p.add_argument("--weights", type=Path, metavar="GGUF", help="of a lowered .pte that maps them, if not beside it")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
@@ -337,10 +343,14 @@ def _generate(args: argparse.Namespace) -> int:
         fail("cli", "generate", "takes --prompt or --chat, one of the two", 'Say --prompt "Who are you?"')
     if args.max_tokens is not None and args.max_tokens < 1:
         fail("cli", "--max-tokens", f"{args.max_tokens} is less than 1")
+    if args.chat and args.raw:
+        fail("cli", "--raw", "continues a text, and --chat is a dialogue", "Leave one out")
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
     model = open_model(args.model, max_context=args.max_context, quant=args.quant, cache=args.cache, mapped=args.mapped,
                        weights=args.weights)  # fmt: skip
     writer = Writer.of(model, sampling)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where a terminal has not the letter
 
     def show(pieces: Iterator[str]) -> None:
         for piece in pieces:

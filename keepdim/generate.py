@@ -62,6 +62,7 @@ class Sampling:
             "top_k": self.top_k >= 0,
             "top_p": 0 < self.top_p <= 1,
             "min_p": 0 <= self.min_p <= 1,
+            "seed": -(2**63) <= self.seed < 2**63,
         }.items():
             if not fine:
                 fail("generate", name, f"{getattr(self, name)} is out of range")
@@ -77,7 +78,8 @@ class Sampling:
         def choose(logits: torch.Tensor) -> int:
             if self.temperature == 0:
                 return int(logits.argmax())
-            scores, tokens = torch.sort(logits / self.temperature, descending=True)
+            scores, tokens = torch.sort(logits, descending=True)
+            scores = (scores - scores[0]).double() / self.temperature  # at most 0: no temperature makes it overflow
             if self.top_k:
                 scores, tokens = scores[: self.top_k], tokens[: self.top_k]
             p = scores.softmax(0)
@@ -135,9 +137,15 @@ class Writer:
         """The answer to the next message of a chat; messages and answers so far belong to it."""
         self.messages.append({"role": "user", "content": message})
         answer = ""
-        for piece in self.complete(self.render(), max_tokens, special=False):
-            answer += piece
-            yield piece
+        try:
+            for piece in self.complete(self.render(), max_tokens, special=False):
+                answer += piece
+                yield piece
+        except GeneratorExit:  # left early: what was said belongs to the chat
+            pass
+        except BaseException:
+            self.messages.pop()  # as if it had not been asked
+            raise
         self.messages.append({"role": "assistant", "content": answer})
 
     def render(self) -> str:
@@ -145,18 +153,28 @@ class Writer:
         if not self.text.template:
             fail("generate", "chat", "the model has no chat template", "Complete a text: --raw")
         jinja = optional("generate", "jinja2.sandbox")
+        errors = optional("generate", "jinja2").TemplateError
 
         def refuse(message: str) -> None:
             fail("generate", "chat template", message)
 
-        environment = jinja.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = jinja.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.filters["tojson"] = lambda x, **more: json.dumps(x, ensure_ascii=False, **more)
         environment.globals.update(raise_exception=refuse, strftime_now=time.strftime)
-        template = environment.from_string(self.text.template)
-        return template.render(messages=self.messages, add_generation_prompt=True, **self.text.special)
+        given = {"messages": self.messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        try:
+            return environment.from_string(self.text.template).render(given | self.text.special)
+        except (errors, TypeError, ValueError) as e:  # of the template, or of Python's in it
+            fail("generate", "chat template", f"cannot be used ({e})", "Complete a text: --raw", e)
 
     def complete(self, prompt: str, max_tokens: int | None = None, special: bool = True) -> Iterator[str]:
         """The text that follows a prompt. `special`: with the tokens that the tokenizer puts around a text."""
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as e:  # half a pair, or bytes of a command line that are no UTF-8
+            fail("generate", "prompt", f"is not a text of Unicode ({e.reason} at {e.start})", cause=e)
         tokens = self.tokenizer.encode(prompt, add_special_tokens=special).ids
         if not tokens:
             fail("generate", "prompt", "has no tokens", "Give a text")
@@ -199,18 +217,21 @@ def open_model(
     *,
     max_context: int | None = None,
     quant: str | None = None,
-    cache: str = "f32",
+    cache: str | None = None,
     mapped: bool = False,
     weights: str | Path | None = None,
 ) -> LanguageModel:
     """A model ready to write: "smollm2", a .gguf file, a checkpoint folder of transformers, or a lowered .pte.
 
-    `max_context`, `quant` and `cache` are those of `lower_llm`; a lowered .pte has its own.
+    `max_context`, `quant` and `cache` are those of `lower_llm`; a lowered .pte has its own, and takes none.
     `mapped`: weights stay in the .gguf, and the lowered file is small. `weights` is the .gguf of such a lowered file,
     where it is not beside it.
     """
     path = Path(packaged() if name == "smollm2" else name)
     if path.suffix == ".pte":
+        for what, given in {"max_context": max_context, "quant": quant, "cache": cache, "mapped": mapped}.items():
+            if given:
+                fail("generate", what, f"{path.name} is lowered, and has its own", "Leave it out")
         return LanguageModel.load(path, weights)
     if weights is not None:
         fail("generate", "weights", "belong to a lowered .pte", "Leave them out")
@@ -221,7 +242,7 @@ def open_model(
     else:
         fail("generate", f"model {str(name)!r}", "is neither a known name, a .gguf, a .pte nor a checkpoint folder",
              "Known: smollm2")  # fmt: skip
-    how = _How(max_context or CONTEXT, quant, cache, mapped)
+    how = _How(max_context, quant, cache or "f32", mapped)
     kept = cached_file("generate", files, f"{path.name} {how}")
     held = path if mapped else None
     return cached(kept, lambda p: LanguageModel.load(p, held), lambda: make(path, how))
@@ -230,10 +251,14 @@ def open_model(
 class _How(NamedTuple):
     """How a model is lowered."""
 
-    context: int
+    context: int | None  # None: CONTEXT, or what the model has
     quant: str | None
     cache: str
     mapped: bool
+
+    def context_of(self, model: Any) -> int:
+        """For a model; `lower_llm` refuses one that it does not have."""
+        return min(CONTEXT, model.config.max_position_embeddings) if self.context is None else self.context
 
 
 def packaged() -> Path:
@@ -253,7 +278,8 @@ def _from_gguf(path: Path, how: _How) -> LanguageModel:
         fail("generate", "quant", f"{path.name} has its own types", "Leave it out")
     checkpoint = gguf.read(path)
     tokenizer = _tokenizer(path.parent, gguf_file=path.name)
-    context = min(how.context, checkpoint.model.config.max_position_embeddings)
+    gguf.mend_tokenizer(path, tokenizer)
+    context = how.context_of(checkpoint.model)
     text = _text(tokenizer, checkpoint.model).to_json()
     source = checkpoint.source if how.mapped else None
     return lower_llm(checkpoint.model, context, cache=how.cache, weights=checkpoint.weights, mapped=source, text=text)
@@ -268,7 +294,7 @@ def _from_folder(path: Path, how: _How) -> LanguageModel:
     except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
         why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
         fail("generate", str(path), f"cannot be read as a language model ({why})", cause=e)
-    context = min(how.context, model.config.max_position_embeddings)
+    context = how.context_of(model)
     text = _text(_tokenizer(path), model).to_json()
     return lower_llm(model.eval().requires_grad_(False), context, cache=how.cache, quant=how.quant, text=text)
 
@@ -288,7 +314,7 @@ def _text(tokenizer: Any, model: Any) -> Text:
     ends = {tokenizer.eos_token_id}
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ends |= set(configured) if isinstance(configured, list) else {configured}
-    for token in ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"):
+    for token in ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"):
         if (found := backend.token_to_id(token)) is not None:
             ends.add(found)
     template = tokenizer.chat_template

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,11 +36,12 @@ def test_sampling_is_of_the_likeliest() -> None:
     assert drawn(top_k=2) == {0, 1}
     assert drawn(top_p=0.6) == {0, 1}
     assert drawn(min_p=0.5) == {0, 1, 4}
+    assert {Sampling(temperature=t).sampler()(1e30 * logits) for t in (1e-45, 1e-300)} == {0}  # nothing overflows
     one, two = (Sampling(temperature=1.0, seed=7).sampler() for _ in range(2))
     assert [one(logits) for _ in range(20)] == [two(logits) for _ in range(20)]
 
 
-@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"min_p": 2.0}])
+@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"min_p": 2.0}, {"seed": 2**63}])
 def test_sampling_out_of_range(bad: dict[str, Any]) -> None:
     """Said when it is made."""
     with pytest.raises(KeepdimError, match=rf"\[generate\] {next(iter(bad))}: .* is out of range"):
@@ -111,3 +115,61 @@ def test_a_prompt_beyond_the_context(smollm2: Path) -> None:
     with pytest.raises(KeepdimError, match=r"\[generate\] prompt: has \d+ tokens, the context is 512"):
         next(writer.complete("word " * 600))
     assert "".join(writer.complete("The sky is", 5))
+    with pytest.raises(KeepdimError, match=r"\[generate\] prompt: is not a text of Unicode"):
+        next(writer.chat("\udcff"))
+    assert not writer.messages  # as if it had not been asked
+
+
+def test_two_writers_of_one_model(smollm2: Path) -> None:
+    """What one gave the model is not taken for the other's; an answer that is left early belongs to its chat."""
+    model = LanguageModel.load(smollm2)
+    alone = "".join(Writer.of(model).complete("Paris is the capital of", 4))
+    one, two = Writer.of(model), Writer.of(model)
+    assert "".join(one.complete("Paris is the capital of", 4)) == alone
+    "".join(two.complete("Water boils at a point of", 4))
+    assert "".join(one.complete("Paris is the capital of", 4)) == alone
+    answer = two.chat("Count to ten.")
+    first = next(answer)
+    answer.close()
+    assert two.messages[-1] == {"role": "assistant", "content": first}
+    assert "".join(two.chat("Who are you?", 3))
+
+
+def test_tokens_are_the_models_own(smollm2: Path) -> None:
+    """Spaces before a digit stand by themselves, as SmolLM2 learned them."""
+    assert Writer.of(LanguageModel.load(smollm2)).tokenizer.encode("a  1").ids == [81, 256, 33]
+
+
+def test_templates_of_others(smollm2: Path) -> None:
+    """They see no tools, may leave a loop, and say what is wrong."""
+    writer = Writer.of(LanguageModel.load(smollm2))
+    writer.text.template = "{% for m in messages %}{{ tools is none }}{% break %}{% endfor %}"
+    writer.messages = [{"role": "user", "content": "a"}] * 2
+    assert writer.render() == "True"
+    for bad in ("{% for %}", "{{ 1 + 'a' }}", "{{ raise_exception('not so') }}", "{{ messages.x.y }}"):
+        writer.text.template = bad
+        with pytest.raises(KeepdimError, match=r"\[generate\] chat template: "):
+            writer.render()
+
+
+def test_a_lowered_file_has_its_own_settings(smollm2: Path) -> None:
+    """They are not set aside without a word; a context that the model does not have is not made shorter."""
+    for more in ({"cache": "f32"}, {"quant": "q8_0"}, {"max_context": 64}, {"mapped": True}):
+        with pytest.raises(KeepdimError, match=rf"\[generate\] {next(iter(more))}: smollm2.pte is lowered"):
+            open_model(smollm2, **more)  # type: ignore[arg-type]
+    for context in (0, 10**6):
+        with pytest.raises(KeepdimError, match=rf"\[lower\] max_context: {context} is out of range 8..8192"):
+            open_model("smollm2", max_context=context)
+
+
+def test_who_stops_reading(smollm2: Path) -> None:
+    """A closed pipe and Ctrl-C end the command quietly."""
+    for stop in ("close", "interrupt"):
+        command = [sys.executable, "-m", "keepdim", "generate", str(smollm2), "--prompt", "Count from 1 to 100."]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
+            assert p.stdout is not None and p.stderr is not None
+            assert p.stdout.read(1)
+            p.stdout.close() if stop == "close" else p.send_signal(signal.SIGINT)
+            said = p.stderr.read().decode()
+        assert p.returncode == (141 if stop == "close" else 130), said
+        assert "Traceback" not in said and "Exception" not in said
