@@ -12,7 +12,7 @@ from .errors import KeepdimError
 from .module import Module, load, lower
 
 if TYPE_CHECKING:
-    from .llm import lower_llm
+    from .llm import LanguageModel, lower_llm
     from .partition import GgmlPartitioner
     from .ranges import dispatch
 
@@ -24,10 +24,10 @@ for _id, _status in _native.backends().items():
 
 def __getattr__(name: str) -> Any:
     """What needs all of exir, or transformers, is imported when asked for: running a file does not."""
-    if name == "lower_llm":
-        from .llm import lower_llm
+    if name in ("LanguageModel", "lower_llm"):
+        from . import llm
 
-        return lower_llm
+        return getattr(llm, name)
     if name == "GgmlPartitioner":
         from .partition import GgmlPartitioner
 
@@ -44,6 +44,7 @@ __all__ = [
     "Contract",
     "GgmlPartitioner",
     "KeepdimError",
+    "LanguageModel",
     "Module",
     "dispatch",
     "load",

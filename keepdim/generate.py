@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from .cache import cached, cached_file
 from .errors import fail, optional
 from .llm import LanguageModel, lower_llm
 
+log = logging.getLogger("keepdim")
 CONTEXT = 2048  # of models that are lowered by name
 
 
@@ -296,7 +298,10 @@ def _from_folder(path: Path, how: _How) -> LanguageModel:
         fail("generate", str(path), f"cannot be read as a language model ({why})", cause=e)
     context = how.context_of(model)
     text = _text(_tokenizer(path), model).to_json()
-    return lower_llm(model.eval().requires_grad_(False), context, cache=how.cache, quant=how.quant, text=text)
+    made = lower_llm(model.eval().requires_grad_(False), context, cache=how.cache, quant=how.quant, text=text)
+    if made.notes:
+        log.info("%d weights are not in the dtype asked for; the first: %s", len(made.notes), made.notes[0])
+    return made
 
 
 def _tokenizer(folder: Path, **more: Any) -> Any:

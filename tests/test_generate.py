@@ -65,6 +65,36 @@ def test_another_file_is_no_language_model(tmp_path: Path) -> None:
         open_model(tmp_path / "m.pte")
 
 
+def test_a_checkpoint_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """Lowered and kept; weights that cannot be in the dtype asked for are named; a text side without a template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(96)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, vocab_size=96, max_position_embeddings=32, eos_token_id=None)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    for folder, saved in (("f32", model), ("bf16", model.bfloat16())):
+        saved.save_pretrained(tmp_path / folder)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / folder)
+    model = model.float()
+    want = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)[0, 3:].tolist()
+    command = ["generate", str(tmp_path / "bf16"), "--prompt", "w5 w6 w7", "--max-tokens", "4"]
+    for _ in range(2):  # lowered, then loaded
+        assert cli.main(command) == 0
+        assert capsys.readouterr().out.split() == [f"w{i}" for i in want]
+    assert len(list((tmp_path / "cache").rglob("*.pte"))) == 1
+    assert cli.main(["generate", str(tmp_path / "f32"), *command[2:], "--quant", "q4_k"]) == 0
+    said = capsys.readouterr().err
+    assert (
+        "9 weights are not in the dtype asked for; the first: model.model.embed_tokens.weight [96, 64]: wanted" in said
+    )
+    with pytest.raises(KeepdimError, match=r"\[generate\] chat: the model has no chat template"):
+        next(Writer.of(open_model(tmp_path / "bf16")).chat("w1"))
+
+
 # ---------------------------------------------------------------- the real model
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
