@@ -596,6 +596,7 @@ void Build::finish() {
   for (const Step& step : steps_) ggml_graph_add_node(plan_->graph, step.node);
 
   const double threads = work_ < kWorkPerStep * static_cast<double>(count) ? 1 : work_ / static_cast<double>(std::max<int64_t>(work_per_thread(), 1));
+  plan_->work = work_;
   plan_->threads = static_cast<int>(std::clamp(threads, 1.0, 512.0));
   plan_->compute = ggml_graph_plan(plan_->graph, std::min(plan_->threads, thread_limit()), nullptr);
   int64_t total = plan_->arena_bytes;

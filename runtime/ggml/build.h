@@ -298,6 +298,7 @@ struct GgmlPlan final : Plan {
   ggml_cgraph* graph = nullptr;
   ggml_cplan compute = {};
   int threads = 1;  // worth using
+  double work = 0, best = 1e300;  // multiply-adds; seconds of the fastest run with several threads
   int64_t arena_bytes = 0;
   const char* arena = nullptr;  // that the pointers are patched for
   std::vector<Place> in_arena, in_inputs, in_outputs;

@@ -2,6 +2,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -54,6 +55,30 @@ class Memory {
   size_t bytes_ = 0;
 };
 
+// Threads wait for each other after every step. Where other processes have the cores, a step takes as long as it takes
+// until all are scheduled, and one thread alone is many times faster.
+class Crowd {
+ public:
+  int threads(int wanted) { return wanted > 1 && alone_ > 0 ? (--alone_, 1) : wanted; }
+
+  // A run with several threads took so long. Twice in a row far more than before, or than it can need: crowded.
+  void note(GgmlPlan& plan, double seconds) {
+    const double usual = std::min(plan.best, plan.work / kSlowest);
+    plan.best = std::min(plan.best, seconds);
+    slow_ = seconds > kLongest && seconds > 4 * usual ? slow_ + 1 : 0;
+    if (slow_ == 0) next_ = kFirst;
+    if (slow_ < 2) return;
+    alone_ = next_;
+    next_ = std::min(2 * next_, kMost);
+  }
+
+ private:
+  static constexpr double kLongest = 1e-3;  // seconds; less is not worth it
+  static constexpr double kSlowest = 1e9;   // multiply-adds a second that any two threads reach
+  static constexpr int kFirst = 16, kMost = 256;
+  int slow_ = 0, alone_ = 0, next_ = kFirst;  // slow runs in a row; runs left with one thread; and the next time
+};
+
 class GgmlEngine final : public Engine {
  public:
   GgmlEngine(const Program& program, const Weights& weights, const Release& release)
@@ -90,6 +115,7 @@ class GgmlEngine final : public Engine {
   const std::vector<const void*> constants_;  // by value id
   Build build_;
   Memory arena_, work_;
+  Crowd crowd_;
   std::map<std::tuple<int32_t, int64_t, int64_t>, Memory> packed_;  // by value, stride and depth: one may be read both ways
   size_t packed_bytes_ = 0;
 };
@@ -179,11 +205,14 @@ void GgmlEngine::patch(GgmlPlan& plan, const Call& call) {
 }
 
 void GgmlEngine::compute(GgmlPlan& plan) {
-  const int threads = std::min(plan.threads, thread_limit());
+  const int threads = crowd_.threads(std::min(plan.threads, thread_limit()));
   if (threads != plan.compute.n_threads) plan.compute = ggml_graph_plan(plan.graph, threads, nullptr);
   plan.compute.work_data = reinterpret_cast<uint8_t*>(work_.reserve(plan.compute.work_size));
+  const auto start = std::chrono::steady_clock::now();
   if (ggml_graph_compute(plan.graph, &plan.compute) != GGML_STATUS_SUCCESS)
     fail(Code::internal, "[run] ggml: the graph was not computed.");
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  if (threads > 1) crowd_.note(plan, took.count());
 }
 
 }  // namespace
