@@ -1,12 +1,13 @@
-"""Finds the implementations inside graphs: the leaves of nested conds, however deep."""
+"""Conds in graphs: the implementations are the leaves of nested ones, however deep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 DISPATCH, IMPLEMENTATION = "keepdim.dispatch", "keepdim.implementation"  # in node.meta["custom"] of exported graphs
@@ -50,7 +51,8 @@ def _leaves(gm: GraphModule, path: tuple[str, ...]) -> Iterator[Leaf]:
 def _leaf_of(gm: GraphModule, path: tuple[str, ...]) -> Leaf:
     calls = [n for n in gm.graph.nodes if n.op == "call_function"]
     names = [custom[IMPLEMENTATION] for n in calls if IMPLEMENTATION in (custom := n.meta.get("custom") or {})]
-    return Leaf(names[0] if names else None, " and ".join(path), gm, tuple(str(n.target) for n in calls))
+    # The last, since what a branch computes for its own branches comes first.
+    return Leaf(names[-1] if names else None, " and ".join(path), gm, tuple(str(n.target) for n in calls))
 
 
 def _texts(pred: Any) -> tuple[str, str]:
@@ -59,3 +61,20 @@ def _texts(pred: Any) -> tuple[str, str]:
     if isinstance(val, torch.SymBool):
         return str(val.node.expr), str(~val.node.expr)
     return str(pred), f"not {pred}"
+
+
+def bare_cond(pred: Any, low: Any, high: Any, args: Any, kwargs: Any) -> Any:
+    """The op itself, without Dynamo in front of it: each tensor once as an operand, the rest closed over."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    unique = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
+    order = list(unique)
+
+    def on(part: Any) -> Callable[..., Any]:
+        def run(*tensors: torch.Tensor) -> Any:
+            mine = [tensors[order.index(id(x))] if isinstance(x, torch.Tensor) else x for x in leaves]
+            a, k = pytree.tree_unflatten(mine, spec)
+            return part(a, k)
+
+        return run
+
+    return torch.ops.higher_order.cond(pred, on(low), on(high), tuple(unique.values()))

@@ -38,7 +38,7 @@ from .axes import (
     tree,
     without,
 )
-from .branches import DISPATCH, IMPLEMENTATION, Leaf, implementations
+from .branches import DISPATCH, IMPLEMENTATION, Leaf, bare_cond, implementations
 from .errors import fail
 from .tables import Row, Table
 
@@ -324,7 +324,18 @@ class Dispatch(torch.nn.Module):
                 found.append(self)
         preflight.forget_conds()
         with fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
-            return self._branch(self._tree, args, kwargs, fresh, inside=False)
+            return self._branch(self._pruned(self._tree, self._values(sizes)), args, kwargs, fresh, inside=False)
+
+    def _pruned(self, node: Any, values: Sequence[Any]) -> Any:
+        """The tree without what the ranges of the symbols decide. (Dynamo, inside a cond, does not see them.)"""
+        if isinstance(node, int):
+            return node
+        i, at, low, high = node
+        if statically_known_true(values[i] <= at):
+            return self._pruned(low, values)
+        if statically_known_true(values[i] > at):
+            return self._pruned(high, values)
+        return i, at, self._pruned(low, values), self._pruned(high, values)
 
     def _check_range(self, axis: Axis, n: torch.SymInt) -> None:
         """What the export declares of a size must lie inside the domain, and be seen by its cuts."""
@@ -426,7 +437,7 @@ class Dispatch(torch.nn.Module):
         stage, fresh = self._stage(args, {})
 
         def run(*args: Any) -> Any:
-            return self._branch(self._tree, args, {}, fresh, False, _cond)
+            return self._branch(self._tree, args, {}, fresh, False, bare_cond)
 
         with (
             preflight.symbols_of(stage),
@@ -474,23 +485,6 @@ def _name_of(run: Any) -> str:
     if isinstance(run, Dispatch):
         return run.name
     return getattr(run, "__name__", None) or type(run).__name__
-
-
-def _cond(pred: Any, low: Any, high: Any, args: Any, kwargs: Any) -> Any:
-    """The op itself, without Dynamo in front of it: each tensor once as an operand, the rest closed over."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    unique = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
-    order = list(unique)
-
-    def on(part: Any) -> Callable[..., Any]:
-        def run(*tensors: torch.Tensor) -> Any:
-            mine = [tensors[order.index(id(x))] if isinstance(x, torch.Tensor) else x for x in leaves]
-            a, k = pytree.tree_unflatten(mine, spec)
-            return part(a, k)
-
-        return run
-
-    return torch.ops.higher_order.cond(pred, on(low), on(high), tuple(unique.values()))
 
 
 @contextlib.contextmanager

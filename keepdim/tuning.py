@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy
 import torch
 import torch.utils._pytree as pytree
 
@@ -35,6 +36,7 @@ WORTH = 0.05  # what one more range has to save: the sum, over the sizes measure
 QUIET = 0.005  # no machine is quieter
 NOISY = 0.25  # nothing can be told above it
 HOPELESS = 4.0  # times slower than the best: measured no further at this size
+STEPS = 16  # lines that may be added even where the budget is spent: a border costs about six
 ROUNDS = 200  # at most, of one size
 SAMPLE = 20e-6  # seconds: shorter calls are timed several at once
 
@@ -238,14 +240,15 @@ def _measured(problem: Problem, sizer: Sizer, budget: float, through: Any,
 
     fill()
     tiles = cover(lines, clock.times, clock.noise)
-    while (gap := _widest(lines, tiles[1], clock)) is not None and clock.spent < 2 * budget:
-        axis, between = gap
-        sizes = [m[0] for m in lines]
-        sizes[axis] = between
-        between = sizer.nearest(tuple(sizes))[axis]
-        if between in lines[axis]:
+    for step in itertools.count():
+        gaps = _gaps(lines, tiles[1], clock)
+        if not gaps or (clock.spent > 2 * budget and step >= STEPS):
             break
-        lines[axis] = sorted([*lines[axis], between])
+        new = [(axis, v) for axis, a, b in gaps if (v := _between(lines, sizer, axis, a, b)) is not None]
+        if not new:
+            break
+        axis, value = new[0]
+        lines[axis] = sorted([*lines[axis], value])
         fill()
         tiles = cover(lines, clock.times, clock.noise)
     progress(1.0)
@@ -276,20 +279,25 @@ def cover(lines: Sequence[Sequence[int]], times: Mapping[Sizes, Sequence[float]]
     >>> cover([[1, 2, 4]], times, 0.02)[1]
     [(((0, 1),), 0), (((2, 2),), 1)]
     """
-    count = len(next(iter(times.values())))
-    logs = {p: [math.log(t / min(ts)) for t in ts] for p, ts in times.items()}
+    sizes = list(itertools.product(*lines))
+    logs = numpy.array([[math.log(t / min(times[p])) for t in times[p]] for p in sizes])
     # Below the noise it counts for little: enough to put a border where the times cross.
-    lost = {p: [max(0.0, v - noise) + 0.01 * v for v in row] for p, row in logs.items()}
+    lost = (numpy.maximum(0.0, logs - noise) + 0.01 * logs).reshape(*map(len, lines), -1)
+    for i in range(len(lines)):  # sums from the first line on, so that the sum over a box is a difference
+        lost = numpy.concatenate([numpy.zeros_like(lost.take([0], i)), lost.cumsum(i)], i)
 
-    def points(box: tuple[Span, ...]) -> Iterator[Sizes]:
-        return itertools.product(*(m[a : b + 1] for m, (a, b) in zip(lines, box, strict=True)))
+    def over(box: tuple[Span, ...]) -> Any:
+        part = lost
+        for a, b in box:
+            part = part[b + 1] - part[a]
+        return part
 
     @cache
     def best(box: tuple[Span, ...]) -> tuple[float, tuple[tuple[tuple[Span, ...], int], ...]]:
-        sums = [sum(lost[p][c] for p in points(box)) for c in range(count)]
-        c = min(range(count), key=sums.__getitem__)
-        found: tuple[float, Any] = (sums[c] + WORTH, ((box, c),))
-        if sums[c] == 0:
+        sums = over(box)
+        c = int(sums.argmin())
+        found: tuple[float, Any] = (float(sums[c]) + WORTH, ((box, c),))
+        if found[0] <= 2 * WORTH:  # two boxes cost more
             return found
         for i, (a, b) in enumerate(box):
             for at in range(a, b):
@@ -303,10 +311,10 @@ def cover(lines: Sequence[Sequence[int]], times: Mapping[Sizes, Sequence[float]]
     return cost, list(boxes)
 
 
-def _widest(lines: Sequence[Sequence[int]], boxes: Sequence[tuple[tuple[Span, ...], int]], clock: Clock
-            ) -> tuple[int, int] | None:  # fmt: skip
-    """(axis, a size between two lines) where the winner changes between lines that are far apart."""
-    found: list[tuple[float, int, int]] = []
+def _gaps(lines: Sequence[Sequence[int]], boxes: Sequence[tuple[tuple[Span, ...], int]], clock: Clock
+          ) -> list[tuple[int, int, int]]:  # fmt: skip
+    """(axis, a, b) where the winner changes between two lines that are far apart, the widest first."""
+    found = set()
     for box, c in boxes:
         for i, (_, end) in enumerate(box):
             if end + 1 == len(lines[i]):
@@ -315,11 +323,20 @@ def _widest(lines: Sequence[Sequence[int]], boxes: Sequence[tuple[tuple[Span, ..
             others = [d for other, d in boxes if other[i][0] == end + 1 and d != c]
             if b - a <= 1 or b / max(a, 1) <= CLOSE[len(lines)] or not others:
                 continue
-            if len(lines) == 1 and _alike(clock, (a,), c, others[0]):
-                continue
-            between = min(max(round(math.sqrt(max(a, 1) * b)), a + 1), b - 1)
-            found.append((b / max(a, 1), i, between))
-    return max(found)[1:] if found else None
+            if len(lines) > 1 or not _alike(clock, (a,), c, others[0]):
+                found.add((i, a, b))
+    return sorted(found, key=lambda g: -g[2] / max(g[1], 1))
+
+
+def _between(lines: Sequence[Sequence[int]], sizer: Sizer, axis: int, a: int, b: int) -> int | None:
+    """A size between two lines that arguments can have: the middle one by ratio if possible."""
+    middle = min(max(round(math.sqrt(max(a, 1) * b)), a + 1), b - 1)
+    sizes = [m[0] for m in lines]
+    for wanted in (middle, b - 1):
+        sizes[axis] = wanted
+        if a < (reached := sizer.nearest(tuple(sizes))[axis]) < b:
+            return reached
+    return None
 
 
 def _alike(clock: Clock, sizes: Sizes, a: int, b: int) -> bool:

@@ -1,0 +1,510 @@
+"""Dispatch by ranges of sizes: declaring, calling, exporting, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx.experimental._config as fx_config
+from torch.export import Dim, export
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import keepdim
+from keepdim.axes import cuts, edges, tree, without
+from keepdim.branches import DISPATCH, IMPLEMENTATION
+from keepdim.ranges import Dispatch, dispatch, implementations, recording
+
+SIZES = (1, 2, 511, 512, 513, 2047, 2048, 2049, 4096)
+S = Dim("s", min=1, max=4096)
+
+
+class Scaled(torch.nn.Module):
+    """tanh with a weight, so that a branch has a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(1, 2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * self.weight
+
+
+class Model(torch.nn.Module):
+    """A dispatch as a submodule, behind another op."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.inner(*(x + 1 for x in args))
+
+
+def seed(domain: tuple[int, int] = (1, 4096)) -> Dispatch:
+    d = dispatch(axes={"s": "x.shape[1]"}, domain={"s": domain}, name="seed")
+    return d.impl(torch.sin, upto=512).impl(Scaled(), upto=2048).impl(torch.relu)
+
+
+def want(d: Dispatch, x: torch.Tensor) -> torch.Tensor:
+    s = x.shape[1]
+    return d.implementations[0 if s <= 512 else 1 if s <= 2048 else 2].run(x)
+
+
+def check(d: Dispatch, run: Callable[..., Any], shift: float = 0.0) -> None:
+    for s in (*SIZES, 600):  # the last is the example's
+        x = torch.randn(2, s, 4)
+        torch.testing.assert_close(run(x), want(d, x + shift), msg=lambda m, s=s: f"s = {s}: {m}")
+
+
+def refused(sentence: str) -> Any:
+    return pytest.raises(keepdim.KeepdimError, match=re.escape(sentence))
+
+
+# ---------------------------------------------------------------- the experiment of three implementations
+def test_eager() -> None:
+    d = seed()
+    check(d, d)
+    with refused("[dispatch] seed, axis 's': x.shape[1] = 4097 is out of the domain 1..4096."):
+        d(torch.randn(2, 4097, 4))
+    with refused("[dispatch] seed, axis 's': x.shape[1] = 0 is out of the domain 1..4096."):
+        d(torch.randn(2, 0, 4))
+    check(d, d)  # the next good call works
+    assert [n for n, _ in d.named_parameters()] == ["parts.0.weight"]
+
+
+def test_export() -> None:
+    """Both ways of exporting keep the conds, the names and a parameter of a branch."""
+    model = Model(seed())
+    for strict in (False, True):
+        ep = export(model, (torch.randn(2, 600, 4),), dynamic_shapes=(({1: S},),), strict=strict)
+        check(model.inner, ep.module(), 1)
+        found = implementations(ep.graph_module)
+        assert [leaf.name for leaf in found] == ["sin", "Scaled", "relu"]
+        assert [leaf.ops[0] for leaf in found] == [f"aten.{n}.default" for n in ("sin", "tanh", "relu")]
+        assert found[0].condition.endswith("<= 512") and " and " in found[1].condition
+
+
+def test_lowered_file(tmp_path: Any) -> None:
+    model = Model(seed())
+    prog = keepdim.lower(model, (torch.randn(2, 600, 4),), dynamic_shapes=(({1: S},),))
+    check(model.inner, prog, 1)
+    prog.save(tmp_path / "m.pte")
+    loaded = keepdim.load(tmp_path / "m.pte")
+    with refused("s = 4097 is out of range 1..4096"):
+        loaded(torch.randn(2, 4097, 4))
+    check(model.inner, loaded, 1)
+
+
+def test_compile() -> None:
+    """With symbols there are conds, with numbers a choice that is guarded; a size outside is refused."""
+    model = Model(seed())
+    torch._dynamo.reset()
+    check(model.inner, torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True), 1)
+    run = torch.compile(model, backend="eager", dynamic=False)
+    for s in (1, 512, 513, 2049):
+        x = torch.randn(2, s, 4)
+        torch.testing.assert_close(run(x), want(model.inner, x + 1))
+    with refused("is out of the domain 1..4096"):
+        run(torch.randn(2, 4097, 4))
+
+
+def test_inductor_and_aot_inductor(tmp_path: Any) -> None:
+    model = Model(seed())
+    ep = export(model, (torch.randn(2, 600, 4),), dynamic_shapes=(({1: S},),))
+    path = torch._inductor.aoti_compile_and_package(ep, package_path=str(tmp_path / "m.pt2"))
+    check(model.inner, torch._inductor.aoti_load_package(path), 1)
+
+
+def test_graph_keeps_what_a_plain_fake_mode_loses() -> None:
+    d, x = seed(), torch.randn(2, 600, 4)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        plain = make_fx(lambda x: d(x), _allow_non_fake_inputs=True)(torch.empty(2, 600, 4))
+    assert not implementations(plain)  # only the example's implementation is left
+    graph = d.graph(x)
+    check(d, graph)
+    assert [leaf.name for leaf in implementations(graph)] == ["sin", "Scaled", "relu"]
+
+
+def test_graph_in_a_lowering_of_inductor() -> None:
+    """Where a custom op is lowered its sizes are numbers; all implementations are found nevertheless."""
+    from torch._inductor.codegen.subgraph import inline_subgraph_to_ir_nodes
+    from torch._inductor.ir import ir_node_to_tensor
+    from torch._inductor.lowering import lowerings, register_lowering
+    from torch._inductor.virtualized import V
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+    d = dispatch(axes={"s": "x.shape[0]"}, domain={"s": (1, 64)}, name="d")
+    d.impl(torch.sin, upto=8).impl(double, upto=16).impl(torch.relu)
+    op = torch.library.custom_op("keepdim_tests::chosen", lambda x: d(x).clone(), mutates_args=(),
+                                 schema="(Tensor x) -> Tensor")  # fmt: skip
+    op.register_fake(torch.empty_like)
+    seen = []
+
+    @register_lowering(op._opoverload, type_promotion_kind=None)
+    def lower(x: Any) -> Any:
+        with V.fake_mode:
+            example = ir_node_to_tensor(x)
+        assert all(isinstance(n, int) for n in example.shape)
+        found = implementations(d.graph(example))
+        seen.extend(leaf.name for leaf in found)
+        return inline_subgraph_to_ir_nodes(found[1].module, [x], "chosen")
+
+    try:
+        x = torch.randn(12, 4)
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(lambda x: op(x) + 1, dynamic=False)(x), x + x + 1)
+    finally:
+        del lowerings[op._opoverload]
+    assert seen == ["sin", "double", "relu"]
+
+
+# ---------------------------------------------------------------- tables and borders
+def test_every_border_of_two_axes() -> None:
+    d = dispatch(axes={"a": "x.shape[0]", "b": "x.shape[1]"}, domain={"a": (1, 32), "b": (1, 16)}, name="d")
+    d.impl(torch.sin, a=(1, 8), b=(1, 4)).impl(torch.cos, a=(9, 32)).impl(torch.tanh)
+    assert str(d.table).splitlines() == [
+        "d: a = x.shape[0] in 1..32, b = x.shape[1] in 1..16",
+        "a in 1..8 and b in 1..4 -> sin",
+        "a in 1..8 and b in 5..16 -> tanh",
+        "a in 9..32 and b in 1..16 -> cos",
+    ]
+    shapes = ({0: Dim("a", min=1, max=32), 1: Dim("b", min=1, max=16)},)
+    ep = export(Model(d), (torch.randn(5, 3),), dynamic_shapes=(shapes,)).module()
+    for a, b in itertools.product((1, 8, 9, 32), (1, 4, 5, 16)):
+        x = torch.randn(a, b)
+        f = torch.cos if a > 8 else torch.sin if b <= 4 else torch.tanh
+        assert torch.equal(d(x), f(x)) and torch.equal(ep(x), f(x + 1))
+
+
+def test_an_axis_of_two_sizes() -> None:
+    """n = a*b is a condition of the contract too, and a size outside is refused by the file."""
+    d = dispatch(axes={"n": "x.shape[0] * x.shape[1]"}, domain={"n": (1, 600)}, name="d")
+    d.impl(torch.sin, upto=100).impl(torch.cos)
+    shapes = ({0: Dim("a", min=1, max=64), 1: Dim("b", min=1, max=64)},)
+    prog = keepdim.lower(Model(d), (torch.randn(5, 3),), dynamic_shapes=(shapes,))
+    graph = d.graph(torch.randn(5, 3))
+    for a, b in ((1, 1), (10, 10), (1, 64), (51, 2), (50, 2), (30, 20), (5, 3)):
+        x = torch.randn(a, b)
+        f = torch.sin if a * b <= 100 else torch.cos
+        torch.testing.assert_close(prog(x), f(x + 1))
+        assert torch.equal(d(x), f(x)) and torch.equal(graph(x), f(x))
+    with refused("a*b <= 600"):
+        prog(torch.randn(31, 20))
+    assert tuple(prog(torch.randn(30, 20)).shape) == (30, 20)
+
+
+def test_one_size_in_two_places() -> None:
+    def left(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (q * 2) @ k.transpose(0, 1)
+
+    def right(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return q @ (k * 2).transpose(0, 1)
+
+    d = dispatch(axes={"s": "q.shape[0] == k.shape[0]"}, domain={"s": (1, 64)}, reference=left)
+    d.impl(left, upto=8).impl(right)
+    with refused("q.shape[0] == k.shape[0] does not hold (3 and 4)"):
+        d(torch.randn(3, 4), torch.randn(4, 4))
+    s = Dim("s", min=1, max=64)
+    ep = export(Model(d), (torch.randn(5, 4), torch.randn(5, 4)), dynamic_shapes=(({0: s}, {0: s}),)).module()
+    graph = d.graph(torch.randn(5, 4), torch.randn(5, 4))
+    for n in (1, 8, 9, 64, 5):
+        q, k = torch.randn(n, 4), torch.randn(n, 4)
+        torch.testing.assert_close(ep(q, k), left(q + 1, k + 1))
+        torch.testing.assert_close(graph(q, k), left(q, k))
+
+
+def test_a_split_at_one() -> None:
+    """A decoder's split. A plain export would lose it, keepdim.lower does not."""
+    d = dispatch(axes={"s": "x.shape[0]"}, domain={"s": (1, 64)}, name="d").impl(torch.sin, upto=1).impl(torch.cos)
+    shapes = (({0: Dim("s", min=1, max=64)},),)
+    with refused("torch.export traces as if x.shape[0] were at least 2, so that the split at 1 would vanish"):
+        export(Model(d), (torch.randn(5, 4),), dynamic_shapes=shapes)
+    with fx_config.patch(backed_size_oblivious=True):
+        ep = export(Model(d), (torch.randn(5, 4),), dynamic_shapes=shapes).module()
+    prog = keepdim.lower(Model(d), (torch.randn(5, 4),), dynamic_shapes=shapes)
+    for n in (1, 2, 64, 1):
+        x = torch.randn(n, 4)
+        f = torch.sin if n == 1 else torch.cos
+        assert torch.equal(ep(x), f(x + 1))
+        torch.testing.assert_close(prog(x), f(x + 1))
+
+
+def test_a_range_that_decides_is_no_cond() -> None:
+    for lo, hi, names in ((1, 512, []), (600, 2048, []), (100, 2048, ["sin", "Scaled"])):
+        x = torch.randn(2, (lo + hi) // 2, 4)
+        ep = export(Model(seed()), (x,), dynamic_shapes=(({1: Dim("s", min=lo, max=hi)},),))
+        assert [leaf.name for leaf in implementations(ep.graph_module)] == names
+
+
+def test_nan_of_the_other_branch_never_shows() -> None:
+    def hidden(x: torch.Tensor) -> torch.Tensor:
+        return (x - 1000).log()
+
+    d = dispatch(axes={"s": "x.shape[0]"}, domain={"s": (1, 16)}, name="d").impl(torch.abs, upto=4).impl(hidden)
+    shapes = (({0: Dim("s", min=1, max=16)},),)
+    prog = keepdim.lower(Model(d), (torch.randn(5, 4),), dynamic_shapes=shapes)
+    for n in (1, 4, 5, 16, 4):
+        x = torch.randn(n, 4)
+        assert prog(x).isnan().all() if n > 4 else torch.equal(prog(x), (x + 1).abs())
+
+
+def test_results_that_are_views() -> None:
+    """An input, a view of it, a transposed result and two names of one tensor: all become tensors of their own."""
+
+    def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return x, x[:, 1:], y, y
+
+    def copies(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.clone(), x[:, 1:].contiguous(), x * 2, x + x
+
+    d = dispatch(axes={"s": "x.shape[0]"}, domain={"s": (1, 16)}, reference=views).impl(views, upto=4)
+    with refused("lays result 1 out"):  # a view of rows that are longer has other strides than a copy
+        d.impl(lambda x: (x, x[:, 1:].transpose(0, 1).contiguous().transpose(0, 1), x, x), name="other").check(
+            torch.randn(5, 4)
+        )
+    d = dispatch(axes={"s": "x.shape[0]"}, domain={"s": (1, 16)}, reference=views).impl(views, upto=4).impl(copies)
+    shapes = (({0: Dim("s", min=1, max=16)},),)
+    ep = export(Model(d), (torch.randn(5, 4),), dynamic_shapes=shapes)
+    graph = d.graph(torch.randn(5, 4))
+    for n in (1, 4, 5, 16):
+        x = torch.randn(n, 4)
+        for got, given in ((ep.module()(x), x + 1), (graph(x), x)):
+            torch.testing.assert_close(got, views(given))
+            assert all(r.is_contiguous() for r in got)
+            assert len({r.data_ptr() for r in (*got, given)}) == 5
+    copied = [leaf.ops.count("aten.clone.default") for leaf in implementations(graph)]
+    assert copied == [3, 2]  # none where a result is fresh: those of `copies` are its own
+
+
+def test_keywords_numbers_and_nesting() -> None:
+    """Keyword and plain arguments go through; an implementation may be a dispatch itself."""
+
+    def scale(x: torch.Tensor, by: float, *, plus: torch.Tensor | None = None) -> torch.Tensor:
+        return x * by if plus is None else x * by + plus
+
+    def again(x: torch.Tensor, by: float, *, plus: torch.Tensor | None = None) -> torch.Tensor:
+        return scale(x, by, plus=plus) + x.shape[0]
+
+    inner = dispatch(axes={"s": "x.shape[0]"}, domain={"s": (1, 64)}, reference=scale, name="inner")
+    inner.impl(again, upto=32).impl(scale)
+    d = dispatch(axes={"s": "x.shape[0]"}, domain={"s": (1, 64)}, reference=scale).impl(scale, upto=8).impl(inner)
+
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(copy.deepcopy(d) for _ in range(9))
+
+        def forward(self, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x, 0.5, plus=p)
+            return x
+
+    model, s = Layers(), Dim("s", min=1, max=64)
+    ep = export(model, (torch.randn(5, 4), torch.randn(5, 4)), dynamic_shapes=({0: s}, {0: s}))
+    assert [leaf.name for leaf in implementations(ep.graph_module)] == ["scale", "again", "scale"] * 9
+    for n in (1, 8, 9, 32, 33, 64, 5):
+        args = torch.randn(n, 4), torch.randn(n, 4)
+        torch.testing.assert_close(ep.module()(*args), model(*args))
+
+
+def test_an_earlier_export_does_not_fix_a_later_one() -> None:
+    """What Dynamo keeps of a cond with a number for a size must not make it one in the next export."""
+    d = dispatch(axes={"a": "x.shape[0]"}, domain={"a": (1, 16)}, name="d").impl(torch.sin, upto=4).impl(torch.cos)
+    a, b = Dim("a", min=1, max=16), Dim("b", min=1, max=16)
+    export(Model(d), (torch.randn(5, 4),), dynamic_shapes=(({0: a},),))
+    ep = export(Model(d), (torch.randn(5, 4),), dynamic_shapes=(({0: a, 1: b},),)).module()
+    assert tuple(ep(torch.randn(7, 9)).shape) == (7, 9)
+
+
+def test_what_an_export_traced_is_recorded_and_named() -> None:
+    d = seed()
+    with recording() as found:
+        ep = export(Model(d), (torch.randn(2, 600, 4),), dynamic_shapes=(({1: S},),))
+        d(torch.randn(2, 3, 4))
+    assert found == [d]
+    edge = ep.run_decompositions({})
+    for program in (ep, copy.deepcopy(ep), edge):
+        (cond,) = [n for n in program.graph.nodes if n.target is torch.ops.higher_order.cond]
+        assert cond.meta["custom"][DISPATCH] == "seed"
+        leaf = implementations(program.graph_module)[1]
+        names = {n.meta["custom"][IMPLEMENTATION] for n in leaf.module.graph.nodes if n.op == "call_function"}
+        assert names == {"Scaled"}
+
+
+# ---------------------------------------------------------------- what is refused
+def f(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+    return x * 2
+
+
+def g(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+    return x + x
+
+
+def h(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+    return 2 * x
+
+
+def of(axes: Any = None, domain: Any = None, reference: Any = f) -> Dispatch:
+    return dispatch(axes or {"s": "x.shape[0]"}, domain or {"s": (1, 64)}, reference, name="d")
+
+
+def of2() -> Dispatch:
+    return of({"a": "x.shape[0]", "b": "x.shape[1]"}, {"a": (1, 8), "b": (1, 8)})
+
+
+BAD = {
+    "no axis": (lambda: of({"s": "1 + 2"}), "axis 's': reads no size ('1 + 2')"),
+    "three axes": (lambda: of({n: "x.shape[0]" for n in "abc"}, {n: (1, 2) for n in "abc"}), "has 3 axes"),
+    "syntax": (lambda: of({"s": "x.shape["}), "axis 's': cannot be read"),
+    "code": (lambda: of({"s": "__import__('os').getpid()"}), "axis 's': has"),
+    "an attribute": (lambda: of({"s": "x.shape[0].real"}), "axis 's': has 'x.shape[0].real' in it"),
+    "a computed dim": (lambda: of({"s": "x.shape[y]"}), "axis 's': has 'x.shape[y]' in it"),
+    "a power": (lambda: of({"s": "x.shape[0] ** 9"}), "axis 's': has 'x.shape[0] ** 9' in it"),
+    "less than": (lambda: of({"s": "x.shape[0] < 9"}), "compares by more than =="),
+    "unknown tensor": (lambda: of({"s": "z.shape[0]"}), "names the tensor 'z', but the reference 'f' takes (x, y)"),
+    "unknown tensor of the first": (
+        lambda: of({"s": "z.shape[0]"}, reference=None).impl(f),
+        "names the tensor 'z', but the implementation 'f' takes (x, y)",
+    ),
+    "a name of impl": (lambda: of({"upto": "x.shape[0]"}, {"upto": (1, 2)}), "is no name that an axis can have"),
+    "no domain": (lambda: of({"a": "x.shape[0]", "s": "x.shape[1]"}), "axis 'a': has no domain"),
+    "a domain too many": (lambda: of(domain={"s": (1, 2), "t": (1, 2)}), "names 't', which is no axis (s)"),
+    "an empty domain": (lambda: of(domain={"s": (9, 1)}), "axis 's': has an empty range (9..1)"),
+    "a negative domain": (lambda: of(domain={"s": (-1, 1)}), "no size is negative"),
+    "no pair": (lambda: of(domain={"s": 9}), "has 9 for a range"),
+    "not callable": (lambda: of().impl(3), "implementation 'int': is a int, which cannot be called"),
+    "one name twice": (lambda: of().impl(g, upto=3).impl(g), "implementation 'g': is there already"),
+    "arguments": (lambda: of().impl(lambda x, z: x), "needs 2 arguments, but 'f' 1"),
+    "unknown axis": (lambda: of().impl(g, t=(1, 2)), "names 't', which is no axis (s)"),
+    "equal splits": (lambda: of().impl(f, upto=8).impl(g, upto=8), "upto=8, but s up to 8 is served already"),
+    "unsorted splits": (lambda: of().impl(f, upto=8).impl(g, upto=4), "Splits have to increase"),
+    "split below": (lambda: of().impl(f, upto=0), "upto=0, which is not inside the domain 1..64"),
+    "split above": (lambda: of().impl(f, upto=65), "upto=65, which is not inside the domain 1..64"),
+    "split of two axes": (lambda: of2().impl(f, upto=3), "which is for one axis"),
+    "no number": (lambda: of().impl(f, upto=1.5), "upto=1.5, not a whole number"),
+    "outside": (lambda: of().impl(f, s=(1, 65)), "s in 1..65 is not inside the domain 1..64"),
+    "gap": (lambda: of().impl(f, s=(1, 8)).impl(g, s=(10, 64)), "leaves a gap: nobody serves s = 9"),
+    "gap at first": (lambda: of().impl(f, s=(3, 64)), "leaves a gap: nobody serves s in 1..2"),
+    "gap at last": (lambda: of().impl(f, upto=8).check(), "has a gap: nobody serves s in 9..64"),
+    "overlap": (lambda: of().impl(f, s=(1, 8)).impl(g, s=(8, 64)), "overlaps 'f' (s = 8)"),
+    "nothing left": (lambda: of().impl(f, upto=64).impl(g), "has nothing to serve"),
+    "overlap of boxes": (
+        lambda: of2().impl(f, a=(1, 4)).impl(g, b=(2, 3)),
+        "overlaps 'f' (a in 1..4 and b in 2..3)",
+    ),
+    "gap of boxes": (
+        lambda: of2().impl(f, a=(1, 4)).impl(g, a=(5, 8), b=(1, 7)).check(),
+        "has a gap: nobody serves a in 5..8 and b = 8",
+    ),
+    "no implementation": (lambda: of()(torch.ones(3)), "[dispatch] d: has no implementation"),
+    "candidates": (lambda: of().impl(f).impl(g)(torch.ones(3)), "has candidates without ranges (f, g)"),
+    "candidate and range": (lambda: of().impl(f).impl(g, upto=3), "has a range, but 'f' has none"),
+    "dim out of range": (
+        lambda: of({"s": "x.shape[2]"}).impl(f)(torch.ones(3, 3)),
+        "axis 's': reads x.shape[2], but 'x' has 2 dims",
+    ),
+    "dim of an example": (
+        lambda: of({"s": "x.shape[2]"}).impl(f).check(torch.ones(3, 3)),
+        "axis 's': reads x.shape[2], but 'x' has 2 dims",
+    ),
+    "no tensor": (
+        lambda: of({"s": "y.shape[0]"}).impl(f)(torch.ones(3)),
+        "axis 's': reads y.shape[0], but 'y' is a NoneType",
+    ),
+    "example of 1": (lambda: of().impl(f).graph(torch.ones(1, 3)), "has size 1 at dim 0, which torch treats apart"),
+    "no example": (lambda: of().impl(f).graph(), "has no example arguments"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_declarations(name: str) -> None:
+    make, sentence = BAD[name]
+    with refused(sentence) as e:
+        make()
+    assert str(e.value).startswith("[dispatch] d")
+
+
+def mutates(x: torch.Tensor) -> torch.Tensor:
+    return x.mul_(2)
+
+
+def branches(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[0] <= 40 else x + x
+
+
+def divides(x: torch.Tensor) -> torch.Tensor:
+    return (x.view(x.shape[0] // 8, 8, 4) * 2).view(x.shape)
+
+
+TOGETHER = {
+    "mutates": (mutates, "implementation 'mutates': changes an input"),
+    "dtype": (lambda x: x.double() * 2, "gives result 0 with dtype torch.float64, but 'f' with torch.float32"),
+    "rank": (lambda x: (x * 2).flatten(), "gives result 0 with rank 1, but 'f' with 2"),
+    "number": (lambda x: (x * 2, x * 2), "returns 2 results as tuple, 'f' 1 as one tensor"),
+    "no tensor": (lambda x: 3, "returns int. Return tensors"),
+    "size": (lambda x: x[:-1] * 2, "gives result 0 as [0, 4], but 'f' as [1, 4] at s = 1"),
+    "strides": (lambda x: (x * 2).transpose(0, 1).contiguous().transpose(0, 1), "lays result 0 out in the order"),
+    "python if": (branches, "implementation 'branches': decides in Python on s <= 40 ("),
+    "a divisor": (divides, "implementation 'divides': relies on Eq("),
+    "data": (lambda x: x * 2 if x.sum() > 0 else x, "does not run on symbolic sizes ("),
+    "error": (lambda x: x @ x, "does not run on symbolic sizes ("),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_implementations_that_cannot_stand_together(name: str) -> None:
+    """Refused with examples and in an export, before torch says anything."""
+    run, sentence = TOGETHER[name]
+    d = of({"s": "x.shape[0]"}).impl(f, upto=16).impl(run)
+    x = torch.randn(24, 4)
+    with refused(sentence) as first:
+        d.check(x)
+    with refused(sentence):
+        export(Model(d), (x,), dynamic_shapes=(({0: Dim("s", min=1, max=64)},),))
+    if name == "python if":
+        assert f"{__file__}:" in str(first.value)
+
+
+def test_exports_that_would_lose_branches() -> None:
+    d, x = seed(), torch.randn(2, 600, 4)
+    remedy = "Make it dynamic: dynamic_shapes={'x': {1: Dim('s', min=1, max=4096)}}"
+    with refused(remedy):
+        export(Model(d), (x,))
+    with refused(remedy):
+        keepdim.lower(Model(d), (x,))
+    wide = "x.shape[1] may be 1..5000 in this export, but the domain is 1..4096"
+    for run in (export, keepdim.lower):
+        with refused(f"[dispatch] seed, axis 's': {wide}"):
+            run(Model(d), (x,), dynamic_shapes=(({1: Dim("s", min=1, max=5000)},),))
+    with pytest.raises(torch._dynamo.exc.Unsupported):  # Dynamo keeps our sentence to itself
+        export(Model(d), (x,), strict=True)
+    ep = export(Model(d), (x,), dynamic_shapes=(({1: Dim.AUTO},),))
+    assert [str(r) for r in ep.range_constraints.values()] == ["VR[2, 4096]"]  # the domain is part of the contract
+
+
+# ---------------------------------------------------------------- boxes
+def test_boxes_and_trees_agree() -> None:
+    """A tree finds the box that a point lies in, also where no straight cut parts the boxes."""
+    wheel = [((1, 2), (1, 1)), ((3, 3), (1, 2)), ((2, 3), (3, 3)), ((1, 1), (2, 3)), ((2, 2), (2, 2))]
+    domain = ((1, 3), (1, 3))
+    assert without(domain, wheel) == []
+    cut = tree(domain, [(box, i) for i, box in enumerate(wheel)])
+    for point in itertools.product((1, 2, 3), (1, 2, 3)):
+        node: Any = cut
+        while not isinstance(node, int):
+            node = node[2] if point[node[0]] <= node[1] else node[3]
+        assert all(lo <= v <= hi for v, (lo, hi) in zip(point, wheel[node], strict=True))
+    assert len(cuts(cut)) >= 4
+    assert without(domain, wheel[:-1]) == [((2, 2), (2, 2))]
+    d = of2().impl(f, a=(1, 4)).impl(g)
+    assert edges(d.axes, [((1, 4), (1, 8)), ((5, 8), (1, 8))]) == [
+        *((a, b) for a in (1, 4, 5, 8) for b in (1, 8)),
+    ]  # fmt: skip

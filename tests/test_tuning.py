@@ -1,0 +1,284 @@
+"""Tuning: equivalence first, then the table that the measured times give. Times here are given, not measured."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim, export
+
+import keepdim
+from keepdim import tuning
+from keepdim.ranges import Dispatch, dispatch, implementations
+from keepdim.tables import Row, Table
+
+Cost = Callable[..., float]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A cache folder of its own; and one thread, since two wait for each other on a busy machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path / "cache" / "keepdim"
+    torch.set_num_threads(threads)
+
+
+def refused(sentence: str) -> Any:
+    return pytest.raises(keepdim.KeepdimError, match=re.escape(sentence))
+
+
+class Clockwork:
+    """Stands for the clock: what a run costs is a function of its arguments' sizes. Every run is counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: dict[str, Cost]):
+        self.costs, self.runs, self.shapes = costs, 0, set()
+        monkeypatch.setattr(tuning, "_seconds", self)
+
+    def __call__(self, run: Any, args: Any, loops: int) -> float:
+        self.runs += 1
+        self.shapes.add(tuple(tuple(x.shape) for x in args))
+        return self.costs[run.__name__](*args[0].shape)
+
+
+def left(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (q @ k.transpose(-1, -2)) @ v
+
+
+def right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return q @ (k.transpose(-1, -2) @ v)
+
+
+def attention(reference: Any = left, hi: int = 1024, **more: Any) -> Dispatch:
+    axes = {"s": "q.shape[1] == k.shape[1]"}
+    return dispatch(axes=axes, domain={"s": (1, hi)}, reference=reference, name="attention", **more)
+
+
+def qkv(s: int = 5, d: int = 8) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(2, s, d) for _ in range(3))
+
+
+CROSSING = {"left": lambda b, s, d: 1e-6 * (10 + s * s), "right": lambda b, s, d: 1e-6 * (10 + 100 * s)}
+
+
+def test_the_split_lies_where_the_curves_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clockwork(monkeypatch, CROSSING)
+    d = attention().impl(left).impl(right)
+    table = d.tune(20, examples=qkv())
+    (first, second) = table.rows
+    assert first.implementation == "left" and second.implementation == "right"
+    assert 90 <= first.ranges["s"][1] <= 103 and second.ranges["s"] == (first.ranges["s"][1] + 1, 1024)
+    assert all(q[1] == k[1] == v[1] for q, k, v in clock.shapes)  # sizes that go together were changed together
+    assert {1, 1024} <= {q[1] for q, _, _ in clock.shapes}
+    split = first.ranges["s"][1]
+    for s in (1, split, split + 1, 1024):
+        args = qkv(s)
+        assert torch.equal(d(*args), (left if s <= split else right)(*args))
+
+
+def test_a_tuned_dispatch_is_exported_and_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clockwork(monkeypatch, CROSSING)
+    d = attention().impl(left).impl(right)
+    split = d.tune(20, examples=qkv()).rows[0].ranges["s"][1]
+    s = Dim("s", min=1, max=1024)
+    prog = keepdim.lower(d, qkv(), dynamic_shapes=(({1: s}, {1: s}, {1: s}),))
+    for n in (1, split, split + 1, 1024, 1):
+        args = qkv(n)
+        torch.testing.assert_close(prog(*args), left(*args), rtol=1e-4, atol=1e-3)  # sums of up to 1024 terms
+
+
+def test_a_table_is_kept_until_something_changes(monkeypatch: pytest.MonkeyPatch, cache: Any) -> None:
+    clock = Clockwork(monkeypatch, CROSSING)
+    first = attention().impl(left).impl(right).tune(20, examples=qkv())
+    runs = clock.runs
+    d = attention().impl(left).impl(right)
+    assert d.tune(20, examples=qkv()) == first == d.table and clock.runs == runs
+    d.tune(20, examples=qkv(), again=True)
+    assert clock.runs > runs
+    runs = clock.runs
+    attention(hi=512).impl(left).impl(right).tune(20, examples=qkv())  # another domain
+    attention().impl(left).impl(right).tune(20, examples=qkv(d=4))  # another width
+    assert clock.runs > runs
+    files = list(cache.glob("ranges-*.json"))
+    assert len(files) == 3 and first in [Table.from_json(f.read_bytes()) for f in files]
+    for f in files:
+        f.write_bytes(b"{}")
+    runs = clock.runs
+    assert d.tune(20, examples=qkv()).rows == first.rows and clock.runs > runs  # a damaged one is made again
+
+
+def test_noise_keeps_the_simpler_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference below the noise is none; one implementation is then enough."""
+    draw = torch.Generator().manual_seed(0)
+
+    def noisy(*_: int) -> float:
+        return 1e-4 * (1 + 0.1 * torch.rand((), generator=draw).item())
+
+    Clockwork(monkeypatch, {"left": noisy, "right": noisy})
+    table = attention().impl(left).impl(right).tune(5, examples=qkv())
+    assert len(table.rows) == 1
+
+    def wild(*_: int) -> float:
+        return 1e-4 * math.exp(3 * torch.rand((), generator=draw).item())
+
+    monkeypatch.setattr(tuning, "ROUNDS", 1)
+    Clockwork(monkeypatch, {"left": wild, "right": wild})
+    with refused("[tune] attention: two measurements of the same thing differ by"):
+        attention().impl(left).impl(right).tune(5, examples=qkv(), again=True)
+
+
+def test_a_small_gain_is_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One percent in a corner is not worth a branch."""
+    costs = {"left": lambda b, s, d: 1e-6 * s * (0.99 if s < 3 else 1), "right": lambda b, s, d: 1e-6 * s}
+    Clockwork(monkeypatch, costs)
+    assert [r.implementation for r in attention().impl(right).impl(left).tune(5, examples=qkv()).rows] == ["left"]
+
+
+def test_two_axes_become_boxes_or_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tuned(costs: dict[str, Cost]) -> tuple[Dispatch, Table]:
+        Clockwork(monkeypatch, costs)
+        axes = {"s": "q.shape[1] == k.shape[1]", "b": "q.shape[0] == k.shape[0] == v.shape[0]"}
+        d = dispatch(axes=axes, domain={"s": (1, 64), "b": (1, 32)}, reference=left, name="attention")
+        d.impl(left).impl(right)
+        return d, d.tune(20, examples=qkv(), again=True)
+
+    def sizes(b: int, s: int) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.randn(b, s, 8) for _ in range(3))
+
+    corner = {"left": lambda b, s, d: 1e-6 if s <= 8 and b <= 4 else 3e-6, "right": lambda b, s, d: 2e-6}
+    d, table = tuned(corner)
+    assert [set(r.ranges) for r in table.rows] == [{"s", "b"}] * 3
+    for s, b in ((1, 1), (64, 1), (1, 32), (64, 32)):  # every corner is served
+        assert d(*sizes(b, s)).shape == (b, s, 8)
+    (low,) = [r for r in table.rows if r.implementation == "left"]
+    assert 7 <= low.ranges["s"][1] <= 9 and 3 <= low.ranges["b"][1] <= 5
+
+    whole = {"left": lambda b, s, d: 1e-6 * b * s, "right": lambda b, s, d: 1e-6 * 100}
+    d, table = tuned(whole)
+    assert [list(r.ranges) for r in table.rows] == [["s*b"], ["s*b"]]
+    split = table.rows[0].ranges["s*b"][1]
+    assert 64 <= split <= 128
+    shapes = {0: Dim("b", min=1, max=32), 1: Dim("s", min=1, max=64)}
+    ep = export(d, sizes(3, 5), dynamic_shapes=((shapes, shapes, shapes),))
+    assert [leaf.name for leaf in implementations(ep.graph_module)] == ["left", "right"]
+    for b, s in ((1, 1), (32, 64), (1, 64), (2, 64), (32, 2), (32, 5)):
+        args = sizes(b, s)
+        torch.testing.assert_close(ep.module()(*args), d(*args))
+
+
+def test_an_axis_of_two_sizes_takes_what_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    clock = Clockwork(monkeypatch, {"twice": lambda a, b: 1e-6 * a, "double": lambda a, b: 5.5e-6})
+    d = dispatch(axes={"n": "x.shape[0] * x.shape[1]"}, domain={"n": (1, 1000)}, reference=twice)
+    table = d.impl(twice).impl(double).tune(5, examples=(torch.randn(3, 8),))
+    assert all(m.sizes["n"] % 8 == 0 for m in table.measured)
+    assert table.rows[0].ranges["n"] == (1, 40) and table.rows[1].ranges["n"] == (41, 1000)
+    assert {s[0][1] for s in clock.shapes} == {8}
+
+
+def test_examples_may_be_a_function() -> None:
+    """It is asked for every size, and has to give it."""
+    d = attention(hi=16).impl(left, upto=4).impl(right)
+    asked = []
+
+    def make(s: int) -> tuple[torch.Tensor, ...]:
+        asked.append(s)
+        return qkv(s)
+
+    d.tune(2, examples=make)
+    assert {1, 4, 5, 16} <= set(asked)  # both ends of both ranges
+    with refused("[tune] attention, examples: has sizes (3,) where (4,) were asked for"):
+        d.tune(2, examples=lambda s: qkv(3))
+
+
+def test_through_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates can be measured as they will run; here through a stand-in of keepdim.lower that exports."""
+    seen = []
+
+    def through(module: torch.nn.Module, args: Any, dynamic_shapes: Any) -> Any:
+        ep = export(module, args, dynamic_shapes=dynamic_shapes)
+        seen.append([str(r) for r in ep.range_constraints.values()])
+        return ep.module()
+
+    monkeypatch.setattr(tuning, "ROUNDS", 1)
+    monkeypatch.setattr(tuning, "NOISY", math.inf)
+    d = attention(hi=16).impl(left).impl(right)
+    d.tune(1, examples=qkv(), through=through)
+    assert seen and all(set(r) == {"VR[1, 16]"} for r in seen)
+
+
+# ---------------------------------------------------------------- equivalence
+def cross(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return right(q, k, v) * 1.001
+
+
+def late(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return right(q, k, v) + (1 if q.shape[1] == 16 else 0)
+
+
+def double_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return right(q.double(), k.double(), v.double())
+
+
+def transposed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return right(q, k, v).transpose(1, 2).contiguous().transpose(1, 2)
+
+
+WRONG = {
+    "values": (cross, "implementation 'cross': is not the reference at s = 1: result 0: Tensor-likes are not close"),
+    "at one size": (late, "implementation 'late': is not the reference at s = 16"),
+    "dtype": (double_precision, "result 0 is torch.float64, not torch.float32"),
+    "strides": (transposed, "result 0 has strides"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_implementation_is_refused_by_name(name: str) -> None:
+    run, sentence = WRONG[name]
+    with refused(sentence):
+        attention(hi=16).impl(left).impl(run).tune(2, examples=lambda s: qkv(s))
+
+
+def test_nothing_is_compared_without_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clockwork(monkeypatch, {"left": lambda *_: 2e-6, "cross": lambda *_: 1e-6})
+    table = attention(reference=None).impl(left).impl(cross).tune(2, examples=qkv())
+    assert [r.implementation for r in table.rows] == ["cross"]
+
+
+def test_what_cannot_be_tuned() -> None:
+    with refused("[tune] attention: has no implementation"):
+        attention().tune(examples=qkv())
+    with refused("[tune] attention: has no example arguments"):
+        attention().impl(left).tune()
+    with refused("[tune] attention: has a budget of 0 ms"):
+        attention().impl(left).tune(0, examples=qkv())
+    with refused("has size 1 at dim 1, which torch treats apart"):
+        attention().impl(left).tune(examples=qkv(1))
+
+
+# ---------------------------------------------------------------- tables
+def test_tables_print_and_draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    pytest.importorskip("matplotlib")
+    Clockwork(monkeypatch, CROSSING)
+    table = attention().impl(left).impl(right).tune(20, examples=qkv())
+    assert Table.from_json(table.to_json()) == table
+    lines = str(table).splitlines()
+    assert lines[0] == "attention: s = q.shape[1] == k.shape[1] in 1..1024" and lines[1].endswith(" -> left")
+    assert lines[-1].startswith("noise 0.5%; ") and "torch 2." in lines[-1]
+    picture = table.plot(tmp_path / "table.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 5000
+    declared = Table("f", {"s": "x.shape[0]"}, {"s": (1, 9)}, [Row({"s": (1, 9)}, "f")])
+    with refused("[dispatch] f: was declared, not measured"):
+        declared.plot(tmp_path / "none.png")
+    with refused("[dispatch] table: cannot be read"):
+        Table.from_json(b"{")
