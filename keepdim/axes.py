@@ -44,6 +44,11 @@ class Axis:
         """Its domain."""
         return self.lo, self.hi
 
+    @property
+    def bare(self) -> bool:
+        """Whether it is a size itself."""
+        return all(t in [f"{tensor}.shape[{d}]" for tensor, d in self.places] for t in self.terms)
+
 
 def parse(subject: str, axes: Mapping[str, str], domain: Mapping[str, Any]) -> tuple[Axis, ...]:
     """The axes of a declaration, each checked.
@@ -164,6 +169,11 @@ class Reader:
         # One tuple an axis: its size, then what has to be equal to it.
         self.terms = _function(subject, head, "".join(f"({', '.join(a.terms)},), " for a in axes))
         self.sizes = _function(subject, head, "".join(f"{a.terms[0]}, " for a in axes))
+        # The sizes where all of them are numbers and what has to be equal is; else False. The way of every eager call.
+        numbers = [f"type(_{i}_{j} := {t}) is int" for i, a in enumerate(axes) for j, t in enumerate(a.terms)]
+        equal = [f"_{i}_0 == _{i}_{j}" for i, a in enumerate(axes) for j in range(1, len(a.terms))]
+        firsts = "".join(f"_{i}_0, " for i in range(len(axes)))
+        self.numbers = _function(subject, head, f"{' and '.join([*numbers, *equal])} and ({firsts})")
         self._values = _function(subject, head, "".join(f"{t}, " for t in used))
         self._used, self._subject, self._axes = used, subject, axes
 
@@ -180,7 +190,7 @@ class Reader:
         return found
 
 
-def _function(name: str, head: str, body: str) -> Callable[..., tuple[Any, ...]]:
+def _function(name: str, head: str, body: str) -> Callable[..., Any]:
     """Compiled from text that `_written` made: Dynamo traces it like any other."""
     made = eval(f"lambda {head}: ({body})", {"sym_min": torch.sym_min, "sym_max": torch.sym_max})
     made.__name__ = made.__qualname__ = name  # what Python says of a missing argument

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
+_listeners: list[list[Any]] = []
 DISPATCH, IMPLEMENTATION = "keepdim.dispatch", "keepdim.implementation"  # in node.meta["custom"] of exported graphs
 
 
@@ -78,3 +80,27 @@ def bare_cond(pred: Any, low: Any, high: Any, args: Any, kwargs: Any) -> Any:
         return run
 
     return torch.ops.higher_order.cond(pred, on(low), on(high), tuple(unique.values()))
+
+
+# ---------------------------------------------------------------- what is traced
+@contextlib.contextmanager
+def recording() -> Iterator[list[Any]]:
+    """Every Dispatch that an export traces meanwhile, each once.
+
+    with recording() as found:
+        torch.export.export(model, args, dynamic_shapes=...)
+    [d.table for d in found]
+    """
+    found: list[Any] = []
+    _listeners.append(found)
+    try:
+        yield found
+    finally:
+        _listeners[:] = [x for x in _listeners if x is not found]
+
+
+def note(dispatch: Any) -> None:
+    """A dispatch is being traced."""
+    for found in _listeners:
+        if not any(d is dispatch for d in found):
+            found.append(dispatch)

@@ -9,14 +9,12 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType
 from typing import Any, NamedTuple
 
 import sympy
 import torch
 import torch.fx.experimental._config as fx_config
 import torch.utils._pytree as pytree
-from torch._dynamo.eval_frame import remove_from_cache
 from torch._dynamo.source import ConstantSource
 from torch._prims_common import is_contiguous_or_false
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -270,14 +268,6 @@ def _order(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
 
 
 # ---------------------------------------------------------------- guards
-def forget_conds() -> None:
-    """Outside Dynamo, torch.cond is compiled by it. What Dynamo still has of an earlier cond is tried first, and asks
-    symbolic sizes whether they are the numbers of that one, which fixes them."""
-    for code in torch.cond.__code__.co_consts:
-        if isinstance(code, CodeType):
-            remove_from_cache(code)
-
-
 def _check_guard(subject: str, name: str, axes: Sequence[Axis], sizes: Sequence[Any], env: ShapeEnv, guard: Any,
                  points: Sequence[Point]) -> None:  # fmt: skip
     """A guard over the axes has to hold over the whole domain, or the program's range is no longer what it says."""

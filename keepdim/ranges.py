@@ -7,9 +7,8 @@ implementation is best where is measured in tuning.py.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +37,12 @@ from .axes import (
     tree,
     without,
 )
-from .branches import DISPATCH, IMPLEMENTATION, Leaf, bare_cond, implementations
+from .branches import DISPATCH, IMPLEMENTATION, Leaf, bare_cond, implementations, note, recording
 from .errors import fail
 from .tables import Row, Table
+from .tracing import forget_conds
 
 __all__ = ["Dispatch", "Implementation", "Leaf", "dispatch", "implementations", "recording"]
-_listeners: list[list[Dispatch]] = []
 
 
 @dataclass(eq=False)
@@ -102,7 +101,7 @@ class Dispatch(torch.nn.Module):
         self._measured: Table | None = None
         self._read: Reader | None = None
         if reference is not None:
-            self._read = Reader(self.name, self.axes, reference, f"the reference {_name_of(reference)!r}")
+            self._learn(reference, f"the reference {_name_of(reference)!r}")
 
     @property
     def reference(self) -> Callable[..., Any] | None:
@@ -127,6 +126,8 @@ class Dispatch(torch.nn.Module):
             fail("dispatch", where, f"is a {type(run).__name__}, which cannot be called")
         if any(i.name == label for i in self.implementations):
             fail("dispatch", where, "is there already", "Give another name=")
+        if self._measured is not None:
+            fail("dispatch", where, "comes after tune()", "Add it before")
         self._fits(run, label)
         boxes = self._boxes(where, upto, ranges)
         for box in boxes:
@@ -139,10 +140,16 @@ class Dispatch(torch.nn.Module):
         self._serve(self.axes, [*self._tiles, *((box, len(self.implementations) - 1) for box in boxes)])
         return self
 
+    def _learn(self, run: Callable[..., Any], who: str) -> None:
+        """How arguments are called; and examples have what the axes read."""
+        self._read = Reader(self.name, self.axes, run, who)
+        if isinstance(self.examples, (tuple, list)):
+            self._read.tensors(*self.examples)
+
     def _fits(self, run: Callable[..., Any], label: str) -> None:
         """The first function says how arguments are called; each takes as many."""
         if self._read is None:
-            self._read = Reader(self.name, self.axes, run, f"the implementation {label!r}")
+            self._learn(run, f"the implementation {label!r}")
         first = self.reference or (self.implementations[0].run if self.implementations else run)
         counts = [None if (s := signature_of(f)) is None else required(s) for f in (first, run)]
         if None not in counts and counts[0] != counts[1]:
@@ -240,6 +247,8 @@ class Dispatch(torch.nn.Module):
     # ------------------------------------------------------------ calling
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the implementation that serves these sizes."""
+        if not torch.compiler.is_compiling() and (chosen := self._chosen(args, kwargs)) is not None:
+            return chosen.run(*args, **kwargs)
         if self._tree is None:
             self.check()
         if torch.compiler.is_dynamo_compiling():
@@ -247,17 +256,34 @@ class Dispatch(torch.nn.Module):
         sizes = self._sizes(args, kwargs)
         if any(isinstance(n, torch.SymInt) for n in sizes):
             return self._for_shapes(args, kwargs) if preflight.trying() else self._in_export(sizes, args, kwargs)
-        if torch.compiler.is_exporting():
-            self._refuse_numbers(sizes)
         for axis, n in zip(self.axes, sizes, strict=True):
             if not axis.lo <= n <= axis.hi:
                 fail("dispatch", f"{self.name}, axis {axis.name!r}",
                      f"{axis.text} = {n} is out of the domain {axis.lo}..{axis.hi}")  # fmt: skip
+        self._refuse_numbers(sizes)  # an export; only one implementation is left, or this raises
+        return self.implementations[self._served(sizes)].run(*args, **kwargs)
+
+    def _chosen(self, args: Any, kwargs: Any) -> Implementation | None:
+        """By numbers inside the domain, in about a microsecond; None where there is more to say."""
+        if self._tree is None or self._read is None:
+            return None
+        try:
+            sizes = self._read.numbers(*args, **kwargs)
+        except (AttributeError, IndexError):
+            return None
+        if not sizes:
+            return None
+        for axis, n in zip(self.axes, sizes):  # noqa: B905  of one length, and strict costs time
+            if not axis.lo <= n <= axis.hi:
+                return None
+        return self.implementations[self._served(sizes)]
+
+    def _served(self, sizes: Sequence[int]) -> int:
         node: Any = self._tree
         values = self._values(sizes)
-        while not isinstance(node, int):
+        while type(node) is not int:
             node = node[2] if values[node[0]] <= node[1] else node[3]
-        return self.implementations[node].run(*args, **kwargs)
+        return node
 
     def _sizes(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """The size on every axis, where no symbol is asked whether it is equal to another."""
@@ -319,10 +345,8 @@ class Dispatch(torch.nn.Module):
         self._assume(args, kwargs)
         with preflight.unrecorded():
             fresh = self._inspect(args, kwargs)
-        for found in _listeners:
-            if self not in found:
-                found.append(self)
-        preflight.forget_conds()
+        note(self)
+        forget_conds()
         with fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
             return self._branch(self._pruned(self._tree, self._values(sizes)), args, kwargs, fresh, inside=False)
 
@@ -419,7 +443,7 @@ class Dispatch(torch.nn.Module):
         candidates = [(i.name, i.run) for i in self.implementations]
         moved = preflight.tied(self.name, self.axes, self._read, candidates, args, kwargs).sizes
         places = preflight.example_sizes(self.name, self.axes, self._read, args, kwargs)
-        alone = {p: a.range for p, a in places.items() if all(t in _plain(a) for t in a.terms)}
+        alone = {p: a.range for p, a in places.items() if a.bare}
         stage = preflight.staged(args, kwargs, lambda x, d: (id(x), d) in moved, alone)
         with preflight.symbols_of(stage):
             preflight.equate(self._read.terms(*stage.args, **stage.kwargs))
@@ -470,34 +494,14 @@ class Dispatch(torch.nn.Module):
         problem = Problem(self.name, self.axes, self._read, candidates, self.reference, given,
                           [] if self._product else [box for box, _ in self._tiles])  # fmt: skip
         columns, table = tuned(problem, budget_ms, again, through, progress)
-        names = [i.name for i in self.implementations]
+        names = [n for n, _ in candidates]
         tiles = [(tuple(r.ranges[a.name] for a in columns), names.index(r.implementation)) for r in table.rows]
         self._serve(columns, tiles)
         self._measured = table
         return table
 
 
-def _plain(axis: Axis) -> list[str]:
-    return [f"{t}.shape[{d}]" for t, d in axis.places]
-
-
 def _name_of(run: Any) -> str:
     if isinstance(run, Dispatch):
         return run.name
     return getattr(run, "__name__", None) or type(run).__name__
-
-
-@contextlib.contextmanager
-def recording() -> Iterator[list[Dispatch]]:
-    """Every Dispatch that an export traces meanwhile, each once.
-
-    with recording() as found:
-        torch.export.export(model, args, dynamic_shapes=...)
-    [d.table for d in found]
-    """
-    found: list[Dispatch] = []
-    _listeners.append(found)
-    try:
-        yield found
-    finally:
-        _listeners[:] = [x for x in _listeners if x is not found]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import _meta_registrations as torch_shapes
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table
+from torch._dynamo.eval_frame import remove_from_cache
 from torch._subclasses.fake_impls import register_fast_op_impl
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -90,9 +92,18 @@ def _affine_grid(theta: torch.Tensor, size: Any, align_corners: bool) -> torch.T
     return grid.view(size[0], *size[2:], grid.size(-1))
 
 
+def forget_conds() -> None:
+    """Outside Dynamo, torch.cond is compiled by it. What Dynamo still has of an earlier cond is tried first, and asks
+    symbolic sizes whether they are the numbers of that one, which fixes them."""
+    for code in torch.cond.__code__.co_consts:
+        if isinstance(code, CodeType):
+            remove_from_cache(code)
+
+
 @contextlib.contextmanager
 def symbolic_sizes() -> Iterator[None]:
     """While it lasts, tracing keeps the sizes of these ops symbolic."""
+    forget_conds()
     ours = {aten.max_pool1d.default: _max_pool1d, aten.cdist.default: _cdist}
     saved = {op: op.py_kernels.get(KEY) for op in (*LAYERS, *ours)}
 

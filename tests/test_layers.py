@@ -63,7 +63,7 @@ SEES = {
     "sizing": {"errors", "axes", "preflight"},
     "tuning": {"errors", "cache", "axes", "tables", "sizing", "progress"},
     "branches": set(),
-    "ranges": {"errors", "axes", "branches", "tables", "preflight", "sizing", "tuning"},
+    "ranges": {"errors", "tracing", "axes", "branches", "tables", "preflight", "sizing", "tuning"},
     "demo": {"module"},
     "embed": {"errors", "module", "cache"},
     "llm": {
