@@ -104,8 +104,12 @@ def torch_autotuned(split: int) -> Run:
 def minima(peers: Mapping[str, Run], args: tuple[Any, ...], seconds: float) -> dict[str, float]:
     """Microseconds of the fastest call of each, in turns."""
     best = dict.fromkeys(peers, math.inf)
-    for run in peers.values():
-        run(*args)
+    for name, run in list(peers.items()):
+        try:
+            run(*args)
+        except Exception as e:  # a peer that cannot do this length is left out of it
+            print(f"{name} fails: {type(e).__name__}: {' '.join(str(e).split())[:200]}", flush=True)
+            peers = {n: r for n, r in peers.items() if n != name}
     start, rounds = time.perf_counter(), 0
     while rounds < 5 or time.perf_counter() - start < seconds:
         for name, run in peers.items():
@@ -113,7 +117,7 @@ def minima(peers: Mapping[str, Run], args: tuple[Any, ...], seconds: float) -> d
             run(*args)
             best[name] = min(best[name], time.perf_counter() - t)
         rounds += 1
-    return {name: t * 1e6 for name, t in best.items()}
+    return {name: best[name] * 1e6 for name in peers}
 
 
 def curves(where: str, peers: Mapping[str, Run], sizes: list[int], seconds: float) -> list[dict[str, Any]]:
@@ -131,7 +135,7 @@ def curves(where: str, peers: Mapping[str, Run], sizes: list[int], seconds: floa
 def mean_loss(rows: list[dict[str, Any]], where: str, peer: str, against: str = "oracle") -> tuple[float, float]:
     """The geometric mean over the lengths, and the worst, of a peer's time over another's."""
     times = {(r["peer"], r["length"]): float(r["us"]) for r in rows if r["runs"] == where}
-    ratios = [times[peer, s] / times[against, s] for p, s in times if p == peer]
+    ratios = [times[peer, s] / times[against, s] for p, s in times if p == peer]  # the lengths that it can do
     return math.exp(sum(map(math.log, ratios)) / len(ratios)), max(ratios)
 
 

@@ -1,19 +1,16 @@
-"""Axes that implementations are chosen by, and boxes of them.
+"""Axes that implementations are chosen by.
 
 An axis is a size or an integer expression of sizes, written as in Python: `q.shape[2]`, `x.shape[0] * x.shape[1]`,
-`q.shape[1] == k.shape[1]` (one size in two places). A box has an inclusive range on every axis; boxes tile a domain,
-and a tree of cuts finds the one that a point lies in. Nothing here knows of graphs.
+`q.shape[1] == k.shape[1]` (one size in two places). Nothing here knows of graphs.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import itertools
 import keyword
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -21,8 +18,6 @@ import torch
 from .errors import fail
 
 Range = tuple[int, int]  # both ends inside
-Box = tuple[Range, ...]  # one range an axis
-Tree = int | tuple[int, int, Any, Any]  # an implementation, or (axis, at, up to `at`, above it)
 TAKEN = ("run", "upto", "name", "partitioner", "self")  # words of `impl`, which takes axes as keywords
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
 GRAMMAR = "Write tensor.shape[i], whole numbers, + - * // %, min and max; == between places of one size"
@@ -221,86 +216,3 @@ def required(signature: inspect.Signature) -> int | None:
     if any(p.kind == p.VAR_POSITIONAL for p in signature.parameters.values()):
         return None
     return sum(p.kind in kinds and p.default is p.empty for p in signature.parameters.values())
-
-
-# ---------------------------------------------------------------- boxes
-def show(axes: Sequence[Axis], box: Box) -> str:
-    """A box in words.
-
-    >>> show(parse("f", {"s": "x.shape[0]", "b": "x.shape[1]"}, {"s": (1, 9), "b": (1, 4)}), ((1, 9), (2, 2)))
-    's in 1..9 and b = 2'
-    """
-    return " and ".join(
-        f"{a.name} = {lo}" if lo == hi else f"{a.name} in {lo}..{hi}" for a, (lo, hi) in zip(axes, box, strict=True)
-    )
-
-
-def common(a: Box, b: Box) -> Box | None:
-    """What two boxes share."""
-    both = tuple((max(p[0], q[0]), min(p[1], q[1])) for p, q in zip(a, b, strict=True))
-    return None if any(lo > hi for lo, hi in both) else both
-
-
-def without(box: Box, taken: Sequence[Box]) -> list[Box]:
-    """The parts of a box that no other covers, as boxes.
-
-    >>> without(((1, 9),), [((3, 4),)])
-    [((1, 2),), ((5, 9),)]
-    """
-    left = [box]
-    for t in taken:
-        left = [piece for b in left for piece in _less(b, t)]
-    return left
-
-
-def _less(box: Box, hole: Box) -> list[Box]:
-    both = common(box, hole)
-    if both is None:
-        return [box]
-    out = []
-    for i, ((lo, hi), (a, b)) in enumerate(zip(box, both, strict=True)):
-        done, rest = both[:i], box[i + 1 :]
-        out += [(*done, r, *rest) for r in ((lo, a - 1), (b + 1, hi)) if r[0] <= r[1]]
-    return out
-
-
-def tree(domain: Box, tiles: Sequence[tuple[Box, int]]) -> Tree:
-    """Cuts that end in one implementation each; a box is cut in two only where there is no other way.
-
-    >>> tree(((1, 9),), [(((1, 3),), 0), (((4, 6),), 1), (((7, 9),), 0)])
-    (0, 3, 0, (0, 6, 1, 0))
-    """
-    here = [(both, i) for box, i in tiles if (both := common(box, domain)) is not None]
-    if len({i for _, i in here}) == 1:
-        return here[0][1]
-
-    def score(cut: tuple[int, int]) -> tuple[int, int]:
-        axis, at = cut
-        low, high = sum(b[axis][0] <= at for b, _ in here), sum(b[axis][1] > at for b, _ in here)
-        return low + high - len(here), max(low, high)
-
-    cuts = {(axis, b[axis][1]) for b, _ in here for axis in range(len(domain)) if b[axis][1] < domain[axis][1]}
-    axis, at = min(sorted(cuts), key=score)
-    low = (*domain[:axis], (domain[axis][0], at), *domain[axis + 1 :])
-    high = (*domain[:axis], (at + 1, domain[axis][1]), *domain[axis + 1 :])
-    return axis, at, tree(low, here), tree(high, here)
-
-
-def cuts(node: Tree) -> list[tuple[int, int]]:
-    """(axis, at) of every cut in a tree."""
-    return [] if isinstance(node, int) else [(node[0], node[1]), *cuts(node[2]), *cuts(node[3])]
-
-
-def edges(axes: Sequence[Axis], tiles: Sequence[Box]) -> list[tuple[int, ...]]:
-    """Points on both sides of every border, and at both ends, of every box.
-
-    >>> edges(parse("f", {"s": "x.shape[0]"}, {"s": (1, 9)}), [((1, 4),), ((5, 9),)])
-    [(1,), (4,), (5,), (9,)]
-    """
-    ends = [sorted({v for box in tiles for v in box[i]}) for i in range(len(axes))]
-    return list(itertools.product(*ends))
-
-
-def volume(box: Box) -> int:
-    """How many points a box has."""
-    return prod(hi - lo + 1 for lo, hi in box)

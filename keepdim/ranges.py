@@ -19,24 +19,9 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 
-from . import preflight
-from .axes import (
-    Axis,
-    Box,
-    Range,
-    Reader,
-    Tree,
-    checked_range,
-    common,
-    cuts,
-    edges,
-    parse,
-    required,
-    show,
-    signature_of,
-    tree,
-    without,
-)
+from . import boxes, preflight
+from .axes import Axis, Range, Reader, checked_range, parse, required, signature_of
+from .boxes import Box, Tree
 from .branches import DISPATCH, IMPLEMENTATION, Leaf, bare_cond, implementations, note, recording
 from .errors import fail
 from .tables import Row, Table
@@ -96,6 +81,7 @@ class Dispatch(torch.nn.Module):
         self._reference = (reference,)  # in a tuple: its parameters are not the program's
         self._columns: tuple[Axis, ...] = self.axes  # what the boxes are over: the axes, or their product
         self._product = False
+        self._cut: list[int] = []  # the axes that decide anything
         self._tiles: list[tuple[Box, int]] = []
         self._tree: Tree | None = None
         self._measured: Table | None = None
@@ -129,15 +115,17 @@ class Dispatch(torch.nn.Module):
         if self._measured is not None:
             fail("dispatch", where, "comes after tune()", "Add it before")
         self._fits(run, label)
-        boxes = self._boxes(where, upto, ranges)
-        for box in boxes:
+        mine = self._boxes(where, upto, ranges)
+        for box in mine:
             for taken, i in self._tiles:
-                if (both := common(box, taken)) is not None:
-                    fail("dispatch", where, f"overlaps {self.implementations[i].name!r} ({show(self.axes, both)})")
+                if (both := boxes.common(box, taken)) is not None:
+                    fail(
+                        "dispatch", where, f"overlaps {self.implementations[i].name!r} ({boxes.show(self.axes, both)})"
+                    )
         if isinstance(run, torch.nn.Module):
             self.parts.append(run)
         self.implementations.append(Implementation(label, run, partitioner))
-        self._serve(self.axes, [*self._tiles, *((box, len(self.implementations) - 1) for box in boxes)])
+        self._serve(self.axes, [*self._tiles, *((box, len(self.implementations) - 1) for box in mine)])
         return self
 
     def _learn(self, run: Callable[..., Any], who: str) -> None:
@@ -168,7 +156,7 @@ class Dispatch(torch.nn.Module):
                 fail("dispatch", where, f"has a range, but {self.implementations[0].name!r} has none",
                      "Give ranges in increasing order, the one without last, or none and tune()")  # fmt: skip
             return []
-        left = without(self.domain, [box for box, _ in self._tiles])
+        left = boxes.without(self.domain, [box for box, _ in self._tiles])
         if bare:
             if not left:
                 fail("dispatch", where, "has nothing to serve: the others cover the domain")
@@ -182,10 +170,9 @@ class Dispatch(torch.nn.Module):
         for axis, (lo, hi) in zip(self.axes, box, strict=True):
             if lo < axis.lo or hi > axis.hi:
                 fail("dispatch", where, f"{axis.name} in {lo}..{hi} is not inside the domain {axis.lo}..{axis.hi}")
-        if len(self.axes) == 1 and left and left[0][0][0] < box[0][0] and not any(common(box, t) for t, _ in
-                                                                                   self._tiles):  # fmt: skip
+        if len(self.axes) == 1 and left and left[0][0][0] < box[0][0]:
             gap = ((left[0][0][0], box[0][0] - 1),)
-            fail("dispatch", where, f"leaves a gap: nobody serves {show(self.axes, gap)}")
+            fail("dispatch", where, f"leaves a gap: nobody serves {boxes.show(self.axes, gap)}")
         return [box]
 
     def _up_to(self, where: str, upto: Any, ranges: Mapping[str, Any], left: Sequence[Box]) -> Box:
@@ -210,7 +197,9 @@ class Dispatch(torch.nn.Module):
         if not tiles:
             self._tree = 0 if len(self.implementations) == 1 else None
         else:
-            self._tree = None if without(whole, [box for box, _ in tiles]) else tree(whole, tiles)
+            self._tree = None if boxes.without(whole, [box for box, _ in tiles]) else boxes.tree(whole, tiles)
+        cut = sorted({i for i, _ in boxes.cuts(self._tree or 0)})
+        self._cut = [0, 1] if self._product and cut else cut
 
     def check(self, *examples: Any, **kwargs: Any) -> Dispatch:
         """Refuse a declaration that is not whole; with example arguments, also implementations that cannot stand in
@@ -221,8 +210,8 @@ class Dispatch(torch.nn.Module):
             names = ", ".join(i.name for i in self.implementations)
             fail("dispatch", self.name, f"has candidates without ranges ({names})", "Call tune(), or give each a range")
         if self._tree is None:
-            gap = without(self.domain, [box for box, _ in self._tiles])[0]
-            fail("dispatch", self.name, f"has a gap: nobody serves {show(self.axes, gap)}")
+            gap = boxes.without(self.domain, [box for box, _ in self._tiles])[0]
+            fail("dispatch", self.name, f"has a gap: nobody serves {boxes.show(self.axes, gap)}")
         if examples or kwargs or self.examples is not None:
             self._stage(*self._given(examples, kwargs))
         return self
@@ -304,11 +293,8 @@ class Dispatch(torch.nn.Module):
 
     def _refuse_numbers(self, sizes: Sequence[Any]) -> None:
         """With a number for a size the cond would vanish, and the program be wrong at every other size."""
-        if isinstance(self._tree, int):
-            return
-        cut = {0, 1} if self._product else {axis for axis, _ in cuts(self._tree or 0)}
         for i, (axis, n) in enumerate(zip(self.axes, sizes, strict=True)):
-            if i in cut and not isinstance(n, torch.SymInt):
+            if i in self._cut and not isinstance(n, torch.SymInt):
                 tensor, dim = axis.places[0]
                 fail("dispatch", f"{self.name}, axis {axis.name!r}",
                      f"{axis.text} is the number {n} in this export, so that only one implementation would be left",
@@ -325,10 +311,10 @@ class Dispatch(torch.nn.Module):
                 if n < axis.lo or n > axis.hi:  # a guard: another size is traced again, and refused here
                     fail("dispatch", self.name, f"{axis.text} is out of the domain {axis.lo}..{axis.hi}")
             return self._branch(self._tree, args, kwargs, None, inside=False)
-        for axis, n in zip(self.axes, sizes, strict=True):
-            if has_static_value(n) and not isinstance(self._tree, int):
+        for i, (axis, n) in enumerate(zip(self.axes, sizes, strict=True)):
+            if i in self._cut and has_static_value(n):
                 fail("dispatch", self.name, f"{axis.text} is a number in this export", "Make it dynamic")
-        for i, at in cuts(self._tree or 0):
+        for i, at in boxes.cuts(self._tree or 0):
             if at < 2 and statically_known_true(self._values(sizes)[i] > at):
                 fail("dispatch", self.name, f"a strict export does not tell whether {at} can be reached",
                      "Export with strict=False")  # fmt: skip
@@ -343,12 +329,13 @@ class Dispatch(torch.nn.Module):
             if isinstance(n, torch.SymInt):
                 self._check_range(axis, n)
         self._assume(args, kwargs)
+        node = self._pruned(self._tree, self._values(sizes))
         with preflight.unrecorded():
-            fresh = self._inspect(args, kwargs)
+            fresh = self._inspect(node, args, kwargs)
         note(self)
         forget_conds()
         with fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
-            return self._branch(self._pruned(self._tree, self._values(sizes)), args, kwargs, fresh, inside=False)
+            return self._branch(node, args, kwargs, fresh, inside=False)
 
     def _pruned(self, node: Any, values: Sequence[Any]) -> Any:
         """The tree without what the ranges of the symbols decide. (Dynamo, inside a cond, does not see them.)"""
@@ -370,7 +357,7 @@ class Dispatch(torch.nn.Module):
             fact = f"{axis.text} may be {shown} in this export, but the domain is {axis.lo}..{axis.hi}"
             fail("dispatch", where, fact, f"Give its Dim min={axis.lo}, max={axis.hi}, or widen the domain")
         mine = -1 if self._product else self.axes.index(axis)
-        unseen = [at for i, at in cuts(self._tree or 0) if i == mine and (lo or 0) <= at < seen]
+        unseen = [at for i, at in boxes.cuts(self._tree or 0) if i == mine and (lo or 0) <= at < seen]
         if lo is not None and unseen:
             fail("dispatch", where, f"torch.export traces as if {axis.text} were at least {seen}, so that the split "
                  f"at {unseen[0]} would vanish", "Export inside "
@@ -417,15 +404,17 @@ class Dispatch(torch.nn.Module):
 
     def _for_shapes(self, args: Any, kwargs: Any) -> Any:
         """Inside an implementation of another dispatch that is being tried."""
-        self._inspect(args, kwargs)
+        self._inspect(self._tree, args, kwargs)
         return self.implementations[0].run(*args, **kwargs)
 
-    def _inspect(self, args: Any, kwargs: Any) -> list[tuple[bool, ...]]:
+    def _inspect(self, node: Any, args: Any, kwargs: Any) -> dict[int, tuple[bool, ...]]:
+        """Which results of the implementations below a node are fresh; see preflight.inspect_all."""
         assert self._read is not None
-        boxes = [] if self._product else [box for box, _ in self._tiles]
-        points = edges(self.axes, [*boxes, self.domain])
-        candidates = [(i.name, i.run) for i in self.implementations]
-        return preflight.inspect_all(self.name, self.axes, points, candidates, self._read, args, kwargs)
+        tiles = [] if self._product else [box for box, _ in self._tiles]
+        points, used = boxes.edges(self.axes, [*tiles, self.domain]), boxes.ends(node)
+        candidates = [(self.implementations[i].name, self.implementations[i].run) for i in used]
+        found = preflight.inspect_all(self.name, self.axes, points, candidates, self._read, args, kwargs)
+        return dict(zip(used, found, strict=True))
 
     def _given(self, examples: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if examples or kwargs:
@@ -437,7 +426,9 @@ class Dispatch(torch.nn.Module):
             return tuple(self.examples(**middle)), {}
         return tuple(self.examples), {}
 
-    def _stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[preflight.Stage, list[tuple[bool, ...]]]:
+    def _stage(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[preflight.Stage, dict[int, tuple[bool, ...]]]:
         """The arguments with symbols for the sizes that go with the axes, and the implementations tried on them."""
         assert self._read is not None
         candidates = [(i.name, i.run) for i in self.implementations]
@@ -447,7 +438,7 @@ class Dispatch(torch.nn.Module):
         stage = preflight.staged(args, kwargs, lambda x, d: (id(x), d) in moved, alone)
         with preflight.symbols_of(stage):
             preflight.equate(self._read.terms(*stage.args, **stage.kwargs))
-            return stage, self._inspect(stage.args, stage.kwargs)
+            return stage, self._inspect(self._tree, stage.args, stage.kwargs)
 
     def graph(self, *examples: Any) -> GraphModule:
         """The nested conds as a GraphModule, from example arguments whose sizes are numbers.
@@ -463,12 +454,9 @@ class Dispatch(torch.nn.Module):
         def run(*args: Any) -> Any:
             return self._branch(self._tree, args, {}, fresh, False, bare_cond)
 
-        with (
-            preflight.symbols_of(stage),
-            fx_traceback.preserve_node_meta(),
-            fx_traceback.annotate({DISPATCH: self.name}),
-        ):
-            return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*stage.args)
+        with preflight.symbols_of(stage):
+            with fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
+                return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*stage.args)
 
     # ------------------------------------------------------------ tuning
     def tune(self, budget_ms: float = 500, *, examples: Any = None, again: bool = False,

@@ -11,7 +11,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.export import Dim
 
-from .axes import Axis, Box, Reader
+from .axes import Axis, Reader
+from .boxes import Box
 from .errors import fail
 from .preflight import Candidate, Ties, tied
 

@@ -22,7 +22,8 @@ import numpy
 import torch
 import torch.utils._pytree as pytree
 
-from .axes import Axis, edges
+from .axes import Axis
+from .boxes import edges
 from .cache import folder
 from .errors import KeepdimError, fail
 from .progress import Progress

@@ -16,7 +16,8 @@ from torch.export import Dim, export
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import keepdim
-from keepdim.axes import cuts, edges, parse, tree, without
+from keepdim.axes import parse
+from keepdim.boxes import cuts, edges, tree, without
 from keepdim.branches import DISPATCH, IMPLEMENTATION
 from keepdim.ranges import Dispatch, dispatch, implementations, recording
 
