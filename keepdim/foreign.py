@@ -23,13 +23,13 @@ from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from .branches import Mark, mark_of
 from .contract import Contract
 from .dims import Dim
 from .errors import fail
 from .frontend import Symbols
 from .partition import TAG, OpenShapeEnv
 from .propagate import settle
+from .ranges import Mark, mark_of
 from .reading import graph_modules, to_constraints
 
 

@@ -24,12 +24,12 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import frontend, ops
-from .branches import Mark, mark_of
 from .contract import Contract
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail
 from .passes import Lowered
 from .propagate import settle
+from .ranges import Mark, mark_of
 from .reading import graph_modules, read, shape_env_of, to_dim
 from .rewrite import contiguous_layers
 from .tracing import LAYERS

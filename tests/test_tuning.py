@@ -12,8 +12,7 @@ import torch
 from torch.export import Dim, export
 
 import keepdim
-from keepdim import tuning
-from keepdim.ranges import Dispatch, dispatch, implementations
+from keepdim.ranges import Dispatch, dispatch, implementations, tuning
 from keepdim.tables import Row, Table
 
 Cost = Callable[..., float]

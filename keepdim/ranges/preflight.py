@@ -28,8 +28,8 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from ..errors import KeepdimError, fail
 from .axes import Axis, Reader
-from .errors import KeepdimError, fail
 
 Candidate = tuple[str, Callable[..., Any]]
 Point = dict[sympy.Symbol, sympy.Integer]

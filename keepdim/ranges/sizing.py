@@ -11,9 +11,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch.export import Dim
 
+from ..errors import fail
 from .axes import Axis, Reader
 from .boxes import Box
-from .errors import fail
 from .preflight import Candidate, Ties, tied
 
 Sizes = tuple[int, ...]  # one number an axis

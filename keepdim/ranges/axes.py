@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .errors import fail
+from ..errors import fail
 
 Range = tuple[int, int]  # both ends inside
 TAKEN = ("run", "upto", "name", "partitioner", "self")  # words of `impl`, which takes axes as keywords

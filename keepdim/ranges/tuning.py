@@ -22,13 +22,13 @@ import numpy
 import torch
 import torch.utils._pytree as pytree
 
+from ..cache import folder
+from ..errors import KeepdimError, fail
+from ..progress import Progress
+from ..tables import Measured, Row, Table, machine, versions
 from .axes import Axis
 from .boxes import edges
-from .cache import folder
-from .errors import KeepdimError, fail
-from .progress import Progress
 from .sizing import Problem, Sizer, Sizes
-from .tables import Measured, Row, Table, machine, versions
 
 log = logging.getLogger("keepdim")
 GRID = {1: 9, 2: 5}  # lines an axis at first, by the number of axes

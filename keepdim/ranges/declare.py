@@ -2,7 +2,7 @@
 
 `dispatch` declares them; a Dispatch is called like the function it stands for. With numbers for sizes it looks the
 implementation up; where sizes are symbols (torch.export, torch.compile) it becomes nested `torch.cond`s on them. Which
-implementation is best where is measured in tuning.py.
+implementation is best where is measured in `tuning`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 
+from ..errors import fail
+from ..tables import Row, Table
+from ..tracing import forget_conds
 from . import boxes, preflight
 from .axes import Axis, Range, Reader, checked_range, parse, required, signature_of
 from .boxes import Box, Tree
-from .branches import DISPATCH, IMPLEMENTATION, Leaf, bare_cond, implementations, note, recording
-from .errors import fail
-from .tables import Row, Table
-from .tracing import forget_conds
-
-__all__ = ["Dispatch", "Implementation", "Leaf", "dispatch", "implementations", "recording"]
+from .branches import DISPATCH, IMPLEMENTATION, bare_cond, note
 
 
 @dataclass(eq=False)
