@@ -21,7 +21,7 @@ from torch.fx import Node as FxNode
 from .contract import Contract
 from .dims import CMPS, Dim
 from .errors import KeepdimError, fail
-from .reading import to_dim
+from .reading import to_dim, to_size
 
 
 def settle(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, Dim]) -> None:
@@ -70,11 +70,10 @@ def disagreement_at(
     def said(val: Any) -> Any:
         """What metadata says, as a fake tensor or a number."""
         if isinstance(val, torch.Tensor):
-            return torch.empty([number(d) for d in val.shape], dtype=val.dtype)
-        return number(val) if isinstance(val, (int, torch.SymInt)) else val
+            return torch.empty([number(to_size(d, symbols)) for d in val.shape], dtype=val.dtype)
+        return number(to_dim(val, symbols)) if isinstance(val, (int, torch.SymInt)) else val
 
-    def number(d: Any) -> int:
-        dim = to_dim(d, symbols)
+    def number(dim: Dim) -> int:
         for name in dim.symbols() - values.keys():  # of data: some value in its range
             lo, hi = next(s for s in symbols.values() if s.symbols() == {name}).bounds
             values[name] = lo if lo is not None else hi if hi is not None else 0

@@ -670,6 +670,17 @@ def check() -> Case:
     )
 
 
+@case
+def differences() -> Case:
+    "at one row nothing is left of them"
+    return Case(
+        lambda x, a, b: torch.diff(x, 4, 0, a, b),
+        (R(5, 5), R(1, 5), R(2, 5)),
+        ({0: S(1, 12)}, None, None),
+        [(R(n, 5), R(1, 5), R(2, 5)) for n in (1, 2, 12, 5, 1)],
+    )
+
+
 # ---------------------------------------------------------------- control flow and state
 @case
 def cond_on_a_size() -> Case:
@@ -1424,6 +1435,12 @@ check
     y: f32[b]
     requires a <= b
     -> add: f32[b]
+differences
+    s: 1..12 from input 0 'x' dim 0
+    x: f32[s, 5]
+    a: f32[1, 5]
+    b: f32[2, 5]
+    -> diff: f32[s - 1, 5]
 cond_on_a_size
     s: 2..16 from input 0 'x' dim 0
     x: f32[s, 8]
