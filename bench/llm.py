@@ -12,7 +12,7 @@ values are kept in f32 beside f32 weights, else in f16, by both who keep them.
 
 Each peer is prepared in one process, and loaded and run in another, with 2 threads. A turn is a prefill of each of 7
 lengths, in another order each time, and single steps behind 16 and 900 tokens. In the first turn every length is
-new; of the later ones the best counts. Peers take turns, so that a noisy minute of the machine meets all of them.
+new; of the later ones the best counts, and in each of them a length next to it is called that never was before. Peers take turns, so that a noisy minute of the machine meets all of them.
 """
 
 from __future__ import annotations
@@ -315,6 +315,7 @@ def measure(job: Job, turns: int) -> dict[str, Any]:
     runner = kind.open(job)
     load = time.perf_counter() - start
     prefill = {n: list[float]() for n in LENGTHS}
+    fresh = {n: list[float]() for n in LENGTHS}  # n + 1, n + 2, …: each new when it is called
     decode = {n: list[float]() for n in DECODE}
     logits = {}
 
@@ -327,6 +328,8 @@ def measure(job: Job, turns: int) -> dict[str, Any]:
     for i in own_turns(1 + turns):
         for n in random.Random(i).sample(LENGTHS, len(LENGTHS)):
             logits[n] = numpy.copy(timed(runner.prefill, tokens[:n], prefill[n]))
+            if i:
+                timed(runner.prefill, tokens[: n + i], fresh[n])
         if isinstance(runner, Whole):
             continue
         for n in DECODE:
@@ -334,7 +337,7 @@ def measure(job: Job, turns: int) -> dict[str, Any]:
             for t in tokens[n : n + STEPS]:
                 timed(runner.step, t, decode[n])
     numpy.save(job.file("npy"), numpy.stack([logits[n] for n in LENGTHS]))
-    return {"base": base, "load": load, "peak": memory("VmHWM"), "prefill": prefill, "decode": decode}
+    return {"base": base, "load": load, "peak": memory("VmHWM"), "prefill": prefill, "new": fresh, "decode": decode}
 
 
 def row(job: Job, reference: Job) -> dict[str, Any]:
@@ -344,12 +347,9 @@ def row(job: Job, reference: Job) -> dict[str, Any]:
     found = json.loads(job.file("json").read_text())
     out: dict[str, Any] = {"model": job.model, "peer": job.peer, "weights": job.dtype}
     out["version"] = version(PEERS[job.peer].package)
-    first = {}
-    for n, (new, *later) in found["prefill"].items():
-        out[f"prefill_{n}_ms"] = min(later)
-        first[n] = new
-    for n, new in first.items():
-        out[f"first_{n}_ms"] = new
+    out |= {f"prefill_{n}_ms": min(times[1:]) for n, times in found["prefill"].items()}
+    out |= {f"first_{n}_ms": times[0] for n, times in found["prefill"].items()}
+    out |= {f"new_{n}_ms": min(times) for n, times in found["new"].items()}
     for n, times in found["decode"].items():
         # The best of the turns, by their medians: a step is short enough to miss what disturbs it.
         turns = [times[i : i + STEPS] for i in range(STEPS, len(times), STEPS)]
