@@ -12,6 +12,7 @@ from .errors import KeepdimError
 from .module import Module, load, lower
 
 if TYPE_CHECKING:
+    from .hlo import StableHLOProgram, load_stablehlo, to_stablehlo
     from .llm import LanguageModel, lower_llm
     from .partition import GgmlPartitioner
     from .ranges import dispatch
@@ -23,7 +24,7 @@ for _id, _status in _native.backends().items():
 
 
 def __getattr__(name: str) -> Any:
-    """What needs all of exir, or transformers, is imported when asked for: running a file does not."""
+    """What needs all of exir, transformers or jax is imported when asked for: running a file does not."""
     if name in ("LanguageModel", "lower_llm"):
         from . import llm
 
@@ -36,6 +37,13 @@ def __getattr__(name: str) -> Any:
         from .ranges import dispatch
 
         return dispatch
+    if name in ("StableHLOProgram", "load_stablehlo", "to_stablehlo"):
+        from .errors import optional
+
+        optional("stablehlo", "jax", "stablehlo")
+        from . import hlo
+
+        return getattr(hlo, name)
     raise AttributeError(f"module 'keepdim' has no attribute {name!r}")
 
 
@@ -46,10 +54,13 @@ __all__ = [
     "KeepdimError",
     "LanguageModel",
     "Module",
+    "StableHLOProgram",
     "dispatch",
     "load",
+    "load_stablehlo",
     "lower",
     "lower_llm",
     "options",
     "set_options",
+    "to_stablehlo",
 ]

@@ -132,6 +132,18 @@ class Contract(msgspec.Struct, frozen=True, omit_defaults=True):
         place = {"size": f" dim {src.index}", "int": "", "item": f" element {src.index}"}[src.kind]
         return f"{what} {src.input} {specs[src.input].name!r}{place}"
 
+    def bind(self, inputs: Sequence[Any]) -> dict[str, int]:
+        """The symbols' values in a call that is already checked, read from its inputs."""
+        out: dict[str, int] = {}
+        for s in self.symbols:
+            x, src = inputs[s.source.input], s.source
+            place = x.shape[src.index] if src.kind == "size" else x if src.kind == "int" else x.reshape(-1)[src.index]
+            whole = int(place) - src.add.eval(out)
+            if whole % src.mul.eval(out):
+                fail("bind", f"symbol {s.name!r}", f"{whole} is no multiple of {src.mul}")
+            out[s.name] = whole // src.mul.eval(out)
+        return out
+
     def __str__(self) -> str:
         lines = [f"{s.name}: {range_text(s.lo, s.hi)} from {self.where(s)}{_form(s)}" for s in self.symbols]
         lines += [str(i) for i in self.inputs]

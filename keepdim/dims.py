@@ -164,6 +164,23 @@ class Dim:
             total = checked(total + term, str(self))
         return total
 
+    def over(self, symbols: Mapping[str, Any], functions: Mapping[str, Callable[[Any, Any], Any]]) -> Any:
+        """The expression over other integers, symbolic ones too; `functions` are their floordiv, mod, max and min.
+
+        >>> s = Dim.symbol("s", 1, 8)
+        >>> dmax(2 * s + 1, 4).over({"s": 3}, {"max": max})
+        7
+        """
+        total: Any = 0
+        for factors, term in self.terms:
+            for a in factors:
+                if isinstance(a, Sym):
+                    term = term * symbols[a.name]
+                else:
+                    term = term * reduce(functions[a.kind], (d.over(symbols, functions) for d in a.args))
+            total = total + term
+        return total
+
     # -- arithmetic
     def __add__(self, other: Dim | int) -> Dim:
         terms = dict(self.terms)

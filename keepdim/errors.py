@@ -38,7 +38,7 @@ def fail(stage: str, subject: str, fact: str, remedy: str = "", cause: BaseExcep
     raise KeepdimError(sentence(stage, subject, fact, remedy)) from cause
 
 
-def optional(stage: str, package: str) -> Any:
+def optional(stage: str, package: str, extra: str = "hf") -> Any:
     """A module of an optional dependency, or the sentence that says how to have it.
 
     >>> optional("embed", "json").dumps([1])
@@ -47,4 +47,4 @@ def optional(stage: str, package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as e:
-        fail(stage, package, "is not installed", "Install the extra: pip install 'keepdim[hf]'", e)
+        fail(stage, package, "is not installed", f"Install the extra: pip install 'keepdim[{extra}]'", e)

@@ -19,7 +19,7 @@ from . import passes
 from .contract import BLOCKS, Contract, Place, Spec, Symbol, dtype_name, solve
 from .dims import Dim, Sym
 from .errors import KeepdimError, fail
-from .ops import ROWS, Args, Shape, Unsupported, dim_order_rows
+from .ops import ROWS, Args, Row, Shape, Unsupported, dim_order_rows
 from .passes import Lowered
 from .program import NONE, Node, Program, Region, Value, verify, walk
 from .quant import Quantised, state_shape
@@ -89,6 +89,7 @@ def build(
     engine: str | None = None,
     quantised: Mapping[FxNode, Quantised] = {},
     stays: passes.Stays = passes.nothing,
+    rows: Mapping[OpOverload, Row] = ROWS,
 ) -> Lowered:
     """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`.
 
@@ -96,7 +97,7 @@ def build(
     the passes; without one it is what there is to compute, as it was written. Weights that `stays` names stay where
     they are.
     """
-    b = _Builder(inputs, symbols)
+    b = _Builder(inputs, symbols, rows)
     nodes = [n for n in nodes if n.op == "call_function"]
     changed = {x for n in nodes for x in _changes(n)}
     for node, data in constants.items():
@@ -152,9 +153,10 @@ def refusal(engine: str, program: Program) -> str | None:
 class _Builder:
     """Collects values and nodes; implements the Sink that rows write to."""
 
-    def __init__(self, inputs: Sequence[FxNode], symbols: Mapping[str, Dim]):
+    def __init__(self, inputs: Sequence[FxNode], symbols: Mapping[str, Dim], rows: Mapping[OpOverload, Row] = ROWS):
         dim_order_rows()
-        self.symbols = symbols
+        self.symbols, self.rows = symbols, rows
+        self.counts: list[int] = []  # values that are sizes of others, by their attribute `symbol`
         self.specs: list[Spec] = []
         self.places: list[Place] = []
         self.values: list[Value] = []
@@ -175,6 +177,8 @@ class _Builder:
     def emit(self, op: str, ins: Sequence[int], shape: Shape, /, **attrs: Any) -> int:
         out = self._value(self._name(self.current), shape, "temp")
         self.nodes.append(Node(op, tuple(ins), (out,), attrs))
+        if "symbol" in attrs:
+            self.counts.append(out)
         return out
 
     # -- values
@@ -263,8 +267,11 @@ class _Builder:
         self.current = node.name
         if node.target is ASSERT:
             return
+        row = self.rows.get(overload(node))
         if is_size(node):
-            if overload(node) in ITEM:
+            if row is not None:
+                row.lower(self, row.name, self._bind(row.target, node), Shape("int", (self._arg(node),)))
+            elif overload(node) in ITEM:
                 raise Unsupported("reads data on the host")
             return
         if node.target is getitem:
@@ -273,7 +280,6 @@ class _Builder:
         if node.target is COND:
             self._cond(node)
             return
-        row = ROWS.get(overload(node))
         if row is None:
             raise Unsupported(f"no row for {overload(node) or node.target}")
         val = node.meta["val"]
@@ -401,7 +407,8 @@ class _Builder:
             else:
                 name = o.name if isinstance(o, FxNode) else f"value_{len(out)}"
                 out.append((Spec(name, "int", (to_dim(val, self.symbols),)), NONE))
-        return out
+        shift = len(self.specs)
+        return out + [(Spec(self.values[i - shift].name, *self.shape(i)), i) for i in self.counts]
 
     def _program(self, results: list[tuple[Spec, int]], symbols: Sequence[Symbol]) -> Program:
         contract = Contract(tuple(symbols), tuple(self.specs), (), tuple(spec for spec, _ in results))
@@ -504,14 +511,16 @@ def _quantised(
 def lower_program(
     ep: Any,
     known: Mapping[str, Dim],
-    engine: str,
+    engine: str | None,
     weights: Mapping[str, Quantised] = {},
     stays: passes.Stays = passes.nothing,
+    rows: Mapping[OpOverload, Row] = ROWS,
 ) -> Lowered:
     """The Program of all nodes of an ExportedProgram, for an engine; Unsupported where a node has no row.
 
     `weights` are quantised, by the names of the parameters that they stand for; their tensors are not read. Those that
-    `stays` names stay where they are.
+    `stays` names stay where they are. `rows` may have more than the engines' own; a value with an attribute `symbol` is
+    that size, and an output of its own behind the others.
     """
     constants = constants_of(ep)
     nodes = [n for n in ep.graph.nodes if n.op == "call_function"]
@@ -519,7 +528,7 @@ def lower_program(
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     outputs = list(ep.graph.output_node().args[0])
     quantised = _quantised(ep, weights, constants)
-    return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine, quantised, stays))
+    return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine, quantised, stays, rows))
 
 
 def _by_content(lowered: Lowered) -> Lowered:

@@ -103,7 +103,7 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
     _refuse_unbounded(captured.program, Symbols(symbols, env))
     loops.refuse(graph_modules(captured.program.graph_module), Symbols(symbols, env))
     watched = [p if isinstance(p, GgmlPartitioner) else Watched(p, env, own, symbols) for p in partitioner]
-    with _open(env):
+    with open_sizes(env):
         edge = _to_edge(captured.program, watched)
         program = edge.exported_program()
         signature = captured.signature._replace(mutated=_mutated(program))
@@ -134,7 +134,7 @@ def lower_whole(
         signature = signature._replace(mapped=(table := mapped.table(lowered.weights)))
         lowered = lowered._replace(weights={k: w for k, w in lowered.weights.items() if k not in table.spans})
     program = whole.method_of(lowered)
-    with _open(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
+    with open_sizes(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
         edge = EdgeProgramManager(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
         _write(edge, path, {CONTRACT_METHOD: signature.to_json(), **(methods or {})})
     counts = Counter(frontend.computing(ep.graph.nodes))
@@ -166,7 +166,7 @@ def _write(edge: Any, path: Path, methods: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _open(env: Any) -> Iterator[None]:
+def open_sizes(env: Any) -> Iterator[None]:
     """No stage decides a size; nor whether one is 1, when it traces the program again."""
     keep_open(env)
     try:

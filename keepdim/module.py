@@ -74,27 +74,15 @@ class Module:
         if self._plain_call and len(args) == len(self.contract.inputs) and not kwargs:
             flat: Sequence[Any] = args
         else:
-            flat = self._flatten(args, kwargs)
+            flat = self.signature.flatten(args, kwargs)
         outs = self.run_flat(flat)
         return outs[0] if self._plain_result else pytree.tree_unflatten(outs, self.signature.out_spec)
-
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The arguments in the contract's order: given by name or by position, dicts in any order of keys."""
-        names = self.signature.parameters[len(args) : len(self.signature.in_spec.children()[0].children())]
-        for name in names if all(n in kwargs for n in names) else ():
-            args, kwargs = (*args, kwargs[name]), {k: v for k, v in kwargs.items() if k != name}
-        flat, spec = pytree.tree_flatten(_ordered((args, kwargs), self.signature.in_spec))
-        if spec != self.signature.in_spec:
-            want = ", ".join(s.name for s in self.contract.inputs)
-            fail("bind", "call", f"its arguments do not have the structure of the method's ({want})",
-                 f"Expected {_one_line(self.signature.in_spec)}, got {_one_line(spec)}")  # fmt: skip
-        return flat
 
     def run_flat(self, flat: Sequence[Any]) -> list[Any]:
         """One call on the contract's inputs in order; its outputs in order."""
         try:
             inputs = self._inputs(flat)
-            outs = self._method(self._convert(flat) if self._special else inputs)
+            outs = self._method(self.signature.pack(flat) if self._special else inputs)
             if self._by_data:
                 self._check_results(flat, outs[len(self.signature.mutated) :])
         except _native.Error as e:
@@ -109,19 +97,6 @@ class Module:
         for i, value in zip(changed, outs, strict=False):
             flat[i].copy_(value)
         return outs[len(changed) :] if changed else outs
-
-    def _convert(self, flat: Sequence[Any]) -> list[Any]:
-        """The inputs of a method that has constant arguments or integers that travel as tensors."""
-        inputs = []
-        for i, (spec, x, known, transport) in enumerate(
-            zip(self.contract.inputs, flat, self.signature.constants, self.signature.transports, strict=True)
-        ):
-            if spec.dtype == "python" and (type(x) is not type(known) or x != known):
-                got = f"a {type(x).__name__}" if isinstance(x, torch.Tensor) else repr(x)
-                fail("bind", f"input {i} {spec.name!r}", f"is the constant {known!r} of the contract, got {got}")
-            x = None if isinstance(x, str) else transport.pack(x)  # in the method, a text stands as None
-            inputs.append(x.contiguous() if isinstance(x, torch.Tensor) else x)
-        return inputs
 
     def save(self, path: str | Path) -> None:
         """Write the file; `keepdim.load` and any ExecuTorch app with keepdim's library read it.
@@ -145,20 +120,6 @@ class Module:
 
     def __repr__(self) -> str:
         return f"keepdim.Module({str(self.path)!r})\n{self.contract}"
-
-
-def _ordered(value: Any, spec: pytree.TreeSpec) -> Any:
-    """The value with the keys of its dicts in the order of the spec, where they are the same keys."""
-    parts = spec.children()
-    if isinstance(value, dict) and spec.type is dict and set(value) == set(spec.context):
-        return {k: _ordered(value[k], part) for k, part in zip(spec.context, parts, strict=True)}
-    if type(value) in (tuple, list) and len(value) == len(parts):
-        return type(value)(_ordered(v, part) for v, part in zip(value, parts, strict=True))
-    return value
-
-
-def _one_line(spec: pytree.TreeSpec) -> str:
-    return " ".join(str(spec).split())
 
 
 def lower(

@@ -410,14 +410,7 @@ def _number(v: Any, symbols: Mapping[str, int]) -> Any:
 
 def bind(program: Program, inputs: Sequence[Any]) -> dict[str, int]:
     """The symbols' values, read from the inputs where the contract says."""
-    out: dict[str, int] = {}
-    for s in program.contract.symbols:
-        x, src = inputs[s.source.input], s.source
-        place = {"size": lambda x, i: x.shape[i], "int": lambda x, _: x, "item": lambda x, i: x.reshape(-1)[i].item()}
-        whole = int(place[src.kind](x, src.index)) - src.add.eval(out)
-        if whole % src.mul.eval(out):
-            fail("reference", f"symbol {s.name!r}", f"{whole} is no multiple of {src.mul}")
-        out[s.name] = whole // src.mul.eval(out)
+    out = program.contract.bind(inputs)
     for spec, x in zip(program.contract.inputs, inputs, strict=True):
         have = list(x.shape) if isinstance(x, torch.Tensor) else [int(x)]
         if have != [d.eval(out) for d in spec.dims]:

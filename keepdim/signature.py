@@ -5,6 +5,7 @@ It stands in the file as the result of a constant method, so that any app can re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -59,6 +60,31 @@ class Signature(NamedTuple):
     mapped: Spans | None = None  # weights that lie in another file
     tables: list[Table] = []  # of the dispatches inside: which implementation serves which sizes
 
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments in the contract's order: given by name or by position, dicts in any order of keys."""
+        names = self.parameters[len(args) : len(self.in_spec.children()[0].children())]
+        for name in names if all(n in kwargs for n in names) else ():
+            args, kwargs = (*args, kwargs[name]), {k: v for k, v in kwargs.items() if k != name}
+        flat, spec = pytree.tree_flatten(_ordered((args, kwargs), self.in_spec))
+        if spec != self.in_spec:
+            want = ", ".join(s.name for s in self.contract.inputs)
+            fail("bind", "call", f"its arguments do not have the structure of the method's ({want})",
+                 f"Expected {_one_line(self.in_spec)}, got {_one_line(spec)}")  # fmt: skip
+        return flat
+
+    def pack(self, flat: Sequence[Any]) -> list[Any]:
+        """The inputs as a method takes them that has constant arguments or integers that travel as tensors."""
+        inputs = []
+        for i, (spec, x, known, transport) in enumerate(
+            zip(self.contract.inputs, flat, self.constants, self.transports, strict=True)
+        ):
+            if spec.dtype == "python" and (type(x) is not type(known) or x != known):
+                got = f"a {type(x).__name__}" if isinstance(x, torch.Tensor) else repr(x)
+                fail("bind", f"input {i} {spec.name!r}", f"is the constant {known!r} of the contract, got {got}")
+            x = None if isinstance(x, str) else transport.pack(x)  # in the method, a text stands as None
+            inputs.append(x.contiguous() if isinstance(x, torch.Tensor) else x)
+        return inputs
+
     def to_json(self) -> str:
         """The text that the constant method returns; a contract with one more key."""
         try:
@@ -84,3 +110,17 @@ class Signature(NamedTuple):
         transports = [Transport(*t) for t in wire.transports]
         rest = (wire.constants, wire.parameters, wire.mutated, wire.mapped, wire.tables)
         return Signature(contract, ins, outs, transports, *rest)
+
+
+def _ordered(value: Any, spec: pytree.TreeSpec) -> Any:
+    """The value with the keys of its dicts in the order of the spec, where they are the same keys."""
+    parts = spec.children()
+    if isinstance(value, dict) and spec.type is dict and set(value) == set(spec.context):
+        return {k: _ordered(value[k], part) for k, part in zip(spec.context, parts, strict=True)}
+    if type(value) in (tuple, list) and len(value) == len(parts):
+        return type(value)(_ordered(v, part) for v, part in zip(value, parts, strict=True))
+    return value
+
+
+def _one_line(spec: pytree.TreeSpec) -> str:
+    return " ".join(str(spec).split())

@@ -1,0 +1,150 @@
+"""Elementwise ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .table import DTYPES, Array, Call, number, row
+
+
+def floats(dtype: Any) -> bool:
+    """Whether a dtype is one of floats."""
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def each(f: Callable[..., Array]) -> Callable[[Call], Array]:
+    """A function of all operands, broadcast."""
+    return lambda c: f(*c.args())
+
+
+def halves(f: Callable[..., Array]) -> Callable[[Call], Array]:
+    """The same, of f32 where operands are halves."""
+    return lambda c: f(*map(c.wide, c.args())).astype(c.dtype)
+
+
+def gelu(x: Array, tanh: bool = False) -> Array:
+    return jax.nn.gelu(x, approximate=tanh)
+
+
+def sign(x: Array) -> Array:
+    """That of NaN is 0."""
+    return x if x.dtype == jnp.bool_ else (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
+
+
+def divide_floor(x: Array, y: Array) -> Array:
+    if not floats(x.dtype):
+        return jnp.floor_divide(x, y)
+    rest = lax.rem(x, y)
+    quotient = (x - rest) / y - ((rest != 0) & ((y < 0) != (rest < 0))).astype(x.dtype)
+    whole = jnp.floor(quotient)
+    whole = whole + (quotient - whole > 0.5).astype(x.dtype)
+    return jnp.where(y == 0, x / y, jnp.where(quotient == 0, jnp.copysign(jnp.zeros_like(x), x / y), whole))
+
+
+def power(x: Array, y: Array) -> Array:
+    if floats(x.dtype):
+        return lax.pow(*jnp.broadcast_arrays(x, y))
+    if x.dtype == jnp.bool_:
+        return x | ~y
+    y = jnp.asarray(y)
+    whole = jnp.power(x, jnp.maximum(y, 0))
+    odd = jnp.where(y % 2 == 0, 1, x)
+    return jnp.where(y >= 0, whole, jnp.where(x == 1, 1, jnp.where(x == -1, odd, 0))).astype(x.dtype)
+
+
+for _name, _f in {
+    "abs": jnp.abs, "neg": lambda x: -x, "sign": sign, "ceil": jnp.ceil, "floor": jnp.floor, "round": jnp.round,
+    "trunc": jnp.trunc, "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
+    "add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "maximum": jnp.maximum, "minimum": jnp.minimum,
+    "eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "le": jnp.less_equal, "gt": jnp.greater,
+    "ge": jnp.greater_equal, "where": jnp.where, "remainder": jnp.remainder, "fmod": jnp.fmod,
+    "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor,
+    "bitwise_left_shift": jnp.left_shift, "bitwise_right_shift": jnp.right_shift,
+}.items():  # fmt: skip
+    row(_name)(each(_f))
+for _name, _f in {
+    "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt, "reciprocal": lambda x: 1 / x, "exp": jnp.exp, "exp2": jnp.exp2,
+    "expm1": jnp.expm1, "log": jnp.log, "log1p": jnp.log1p, "log2": jnp.log2, "log10": jnp.log10,
+    "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan,
+    "sinh": jnp.sinh, "cosh": jnp.cosh, "tanh": jnp.tanh, "asinh": jnp.arcsinh, "acosh": jnp.arccosh,
+    "atanh": jnp.arctanh, "erf": lax.erf, "erfc": lax.erfc, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu,
+    "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6, "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
+    "div": jnp.divide, "div_floor": divide_floor, "pow": power, "atan2": jnp.arctan2,
+    "swiglu": lambda gate, x: jax.nn.silu(gate) * x,
+}.items():  # fmt: skip
+    row(_name)(halves(_f))
+
+
+@row("div_trunc")
+def _div_trunc(c: Call) -> Array:
+    x, y = jnp.broadcast_arrays(*c.args())
+    return jnp.trunc(c.wide(x) / c.wide(y)).astype(c.dtype) if floats(x.dtype) else lax.div(x, y)
+
+
+@row("gelu")
+def _gelu(c: Call) -> Array:
+    return gelu(c.wide(c.ins[0]), c.attr("approximate", "none") == "tanh").astype(c.dtype)
+
+
+@row("leaky_relu")
+def _leaky_relu(c: Call) -> Array:
+    x = c.wide(c.ins[0])
+    return jnp.where(x > 0, x, x * number(c.attr("negative_slope"), x.dtype)).astype(c.dtype)
+
+
+@row("elu")
+def _elu(c: Call) -> Array:
+    x = c.wide(c.ins[0])
+    return jnp.where(x > 0, x, number(c.attr("alpha"), x.dtype) * jnp.expm1(x)).astype(c.dtype)
+
+
+@row("softplus")
+def _softplus(c: Call) -> Array:
+    x = c.wide(c.ins[0])
+    scaled = x * number(c.attr("beta"), x.dtype)
+    soft = jnp.log1p(jnp.exp(scaled)) / number(c.attr("beta"), x.dtype)
+    return jnp.where(scaled > number(c.attr("threshold"), x.dtype), x, soft).astype(c.dtype)
+
+
+@row("clamp")
+def _clamp(c: Call) -> Array:
+    x = c.ins[0]
+    x = jnp.maximum(x, number(c.attr("min"), x.dtype)) if c.has("min") else x
+    return jnp.minimum(x, number(c.attr("max"), x.dtype)) if c.has("max") else x
+
+
+def cast(x: Array, dtype: Any) -> Array:
+    """A float cut to a small integer goes through a large one, as in C."""
+    if x.dtype == dtype:
+        return x
+    if dtype == jnp.bool_:
+        return x != 0
+    if floats(x.dtype) and dtype in (jnp.int8, jnp.uint8, jnp.int16):
+        x = x.astype(jnp.int32)
+    return x.astype(dtype)
+
+
+@row("cast")
+def _cast(c: Call) -> Array:
+    return cast(c.ins[0], DTYPES[c.out.dtype])
+
+
+def rotate_half(x: Array) -> Array:
+    """The second half negated, before the first half."""
+    half = x.shape[-1] // 2
+    return jnp.concatenate((-x[..., half:], x[..., :half]), -1)
+
+
+def turn(x: Array, cos: Array, sin: Array) -> Array:
+    """Rope: pairs of the two halves turned by an angle."""
+    return x * cos + rotate_half(x) * sin
+
+
+@row("rope")
+def _rope(c: Call) -> Array:
+    return turn(*c.args())

@@ -1,0 +1,239 @@
+"""From a captured model to StableHLO: the same Program that engines get, traced by jax with every symbol in one scope."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import export as jax_export
+from jax._src.export.shape_poly import shape_assertion
+from msgspec.structs import replace
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+
+from .. import frontend, passes
+from ..capture import Captured, capture
+from ..contract import BLOCKS, Contract, Symbol
+from ..dims import CMPS, Dim
+from ..errors import fail
+from ..frontend import Symbols
+from ..lowering import open_sizes
+from ..ops import Unsupported
+from ..passes import Lowered
+from ..program import NONE, Program, Value
+from ..propagate import settle
+from ..quant import Quantised, dequantise
+from ..reading import read, shape_env_of
+from ..refine import Hlo
+from ..rewrite import strip_asserts
+from ..signature import Signature
+from .data import ROWS_OF_DATA
+from .program import Argument, StableHLOProgram
+from .table import DTYPES, ROWS, Array, Call, Sizes, number, product, refused
+from .xla import x64
+
+CHANGES = {"cached_attention": (4, 5)}  # op → the operands that it gives new values, behind its result
+CLEAN = ("inline", "canonicalize", "cse", "symbol-dce")
+
+
+def to_stablehlo(
+    model: torch.nn.Module | ExportedProgram | Captured,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    bounds: bool = False,
+) -> StableHLOProgram:
+    """A StableHLO program of a model, for every shape its contract allows.
+
+    Each dynamic dim is `?`, and ranges, equalities and divisibility are shape assertions. With `bounds`, arguments come
+    padded to their upper bounds, with their sizes: one compilation serves every size.
+
+    >>> import torch, keepdim
+    >>> from torch.export import Dim
+    >>> model = torch.nn.Linear(8, 4).eval()
+    >>> hlo = keepdim.to_stablehlo(model, (torch.randn(3, 8),), dynamic_shapes=({0: Dim("batch", min=1, max=64)},))
+    >>> str(hlo.hlo.inputs[0]), hlo.refine(batch=16).hlo.static
+    ('tensor<?x8xf32>', True)
+    >>> x = torch.randn(17, 8)
+    >>> torch.allclose(hlo(x), model(x), atol=1e-5)
+    True
+    """
+    captured = model if isinstance(model, Captured) else capture(model, args, kwargs, dynamic_shapes)
+    try:
+        lowered = program_of(captured)
+    except Unsupported as e:
+        fail("stablehlo", type(model).__name__, str(e), cause=e)
+    return emit(lowered, captured.signature, bounds)
+
+
+# ---------------------------------------------------------------- the Program
+def program_of(captured: Captured) -> Lowered:
+    """The whole model as one Program: as torch.export wrote it, or in core ATen where an op has no row."""
+    try:
+        return _lower(captured.program, read(captured.program, captured.names)[1])
+    except Unsupported:
+        return _lower(*_decomposed(captured))
+
+
+def _lower(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> Lowered:
+    for spec in ep.graph_signature.output_specs:
+        if spec.kind != OutputKind.USER_OUTPUT:
+            raise Unsupported(f"it changes {spec.target!r}, which is no state of an op of keepdim's own")
+    strip_asserts(ep)
+    lowered = frontend.lower_program(ep, symbols, None, rows=ROWS_OF_DATA)
+    return passes.run(*lowered)
+
+
+def _decomposed(captured: Captured) -> tuple[ExportedProgram, Mapping[str, Dim]]:
+    """In core ATen, but for ops that have a row; sizes stay what they are."""
+    ep = captured.program
+    contract, symbols = read(ep, captured.names)
+    env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
+    table = torch.export.default_decompositions()
+    for target in ROWS_OF_DATA:
+        table.pop(target, None)
+    with open_sizes(env):
+        ep = ep.run_decompositions(table)
+        settle(ep, contract, Symbols(symbols, env))
+    return ep, symbols
+
+
+# ---------------------------------------------------------------- the trace
+def evaluate(program: Program, sizes: Sizes, given: Mapping[int, Array]) -> tuple[list[Array], dict[int, Array]]:
+    """The results, and the values that were given new ones, by jax."""
+    values: dict[int, Any] = {**given, NONE: None}
+    for node in program.nodes:
+        out = program.value(node.outs[0])
+        call = Call(sizes, node, [values[i] for i in node.ins],
+                    [None if i == NONE else program.value(i) for i in node.ins], out)  # fmt: skip
+        if node.op not in ROWS:
+            fail("stablehlo", f"{node.op} {out.name!r}", "has no row")
+        try:
+            made = ROWS[node.op](call)
+            extents = call.extents
+        except (TypeError, ValueError, NotImplementedError, jax.core.InconclusiveDimensionOperation) as e:
+            raise refused(f"{node.op} {out.name!r}", e) from e
+        if node.op in CHANGES:
+            made, *rest = made
+            values.update({node.ins[k]: v for k, v in zip(CHANGES[node.op], rest, strict=True)})
+        if list(made.shape) != list(extents) or made.dtype != call.dtype:
+            fail("stablehlo", f"{node.op} {out.name!r}", f"gives {made.dtype}{list(made.shape)}, promised is "
+                 f"{out.dtype}{list(extents)}")  # fmt: skip
+        values[node.outs[0]] = made
+        if "symbol" in node.attrs:
+            name = node.attrs["symbol"]
+            sizes.numbers[name] = made
+            if node.op != "item":
+                dims = program.value(node.ins[0]).dims
+                sizes.rooms[name] = product(dims).substitute(sizes.rooms)
+    changed = {i: values[i] for i in given if values[i] is not given[i]}
+    specs = zip(program.results, program.contract.outputs, strict=True)
+    outs = [number(sizes.number(s.dims[0]), DTYPES["i64"]) if r == NONE else values[r] for r, s in specs]
+    return [jnp.asarray(y) for y in outs], changed
+
+
+def emit(lowered: Lowered, signature: Signature, bounds: bool) -> StableHLOProgram:
+    """Trace the Program, and write it as StableHLO: inputs, sizes where they are bounded, states, weights."""
+    program, weights = lowered.program, _plain(lowered)
+    contract = _contract(program, signature)
+    first = len(program.contract.inputs)
+    named = [(i, v) for i, v in enumerate(program.values, first) if v.kind != "temp"]
+    named.sort(key=lambda e: e[1].kind == "const")
+    used = _used(program)
+    data = [n.attrs["symbol"] for n in program.walk() if "symbol" in n.attrs]
+    symbols = [s for s in program.contract.symbols if s.name in used or not bounds]
+    wide = any(v.dtype in ("i64", "f64") for v in (*program.contract.inputs, *program.values))
+    arguments = [Argument("input", s.name, s.dtype) for s in program.contract.inputs]
+    arguments += [Argument("size", s.name, "i32") for s in symbols if bounds]
+    arguments += [Argument(v.kind, v.key, _stored(v)) for _, v in named]
+    states = [i for i, v in named if v.kind == "state"]
+
+    def run(*args: Array) -> tuple[Array, ...]:
+        left = list(args)
+        given = {i: left.pop(0) for i in range(first)}
+        sizes = _bound(symbols, [left.pop(0) for _ in symbols]) if bounds else Sizes(shapes, {})
+        given |= {i: left.pop(0) for i, _ in named}
+        for k in contract.constraints if not bounds else ():
+            _assert(k, sizes)
+        outs, changed = evaluate(program, sizes, given)
+        return (*outs, *(changed.get(i, given[i]) for i in states))
+
+    with x64(wide):
+        shapes = {} if bounds else _shapes(program.contract.symbols)
+        room = Sizes(shapes, {s.name: None for s in symbols} if bounds else {})
+        specs = [([room.extent(d) for d in s.dims], s.dtype) for s in program.contract.inputs]
+        specs += [([], "i32") for _ in symbols if bounds]
+        specs += [([d.eval({}) for d in v.dims], _stored(v)) for _, v in named]
+        structs = [jax.ShapeDtypeStruct(dims, DTYPES[dtype]) for dims, dtype in specs]
+        exported = jax_export.export(jax.jit(run, keep_unused=True), platforms=["cpu"])(*structs)
+        hlo = Hlo.parse(exported.mlir_module()).run(CLEAN)
+    results = [Argument("output", s.name, s.dtype) for s in contract.outputs]
+    results += [Argument("count", name, "i64") for name in data]
+    results += [Argument("state", program.value(i).key, program.value(i).dtype) for i in states]
+    return StableHLOProgram(hlo, signature, contract, arguments, results, weights, bounds)
+
+
+def _contract(program: Program, signature: Signature) -> Contract:
+    """The Program's, without counts among its outputs, and with the method's constraints where they are over its
+    symbols: integers that travel as tensors have others."""
+    known = {s.name for s in program.contract.symbols}
+    held = [c for c in signature.contract.constraints if c.lhs.symbols() | c.rhs.symbols() <= known]
+    return replace(program.contract, constraints=tuple(held), outputs=program.contract.outputs[: _shown(program)])
+
+
+def _shown(program: Program) -> int:
+    return len(program.contract.outputs) - sum("symbol" in n.attrs for n in program.walk())
+
+
+def _stored(v: Value) -> str:
+    return "f32" if v.dtype in BLOCKS else v.dtype
+
+
+def _plain(lowered: Lowered) -> dict[str, torch.Tensor]:
+    """The weights as tensors; blocks are widened to f32, and a state of blocks is refused."""
+    out = dict(lowered.weights)
+    for v in lowered.program.values:
+        if v.dtype in BLOCKS and v.kind == "state":
+            fail("stablehlo", f"state {v.name!r}", f"is {v.dtype}, which StableHLO has not", "Keep it in f32 or f16")
+        if v.dtype in BLOCKS and v.kind == "const":
+            out[v.key] = dequantise(Quantised(v.dtype, tuple(d.eval({}) for d in v.dims), lowered.weights[v.key]))
+    return out
+
+
+def _used(program: Program) -> set[str]:
+    """Symbols that a size or an attribute needs."""
+    dims = [d for v in (*program.contract.inputs, *program.contract.outputs, *program.values) for d in v.dims]
+    for n in program.walk():
+        for a in n.attrs.values():
+            dims += [d for d in (a if isinstance(a, tuple) else (a,)) if isinstance(d, Dim)]
+    return set().union(*(d.symbols() for d in dims), set())
+
+
+def _shapes(symbols: Sequence[Symbol]) -> dict[str, Any]:
+    """Each symbol as a dim of jax, all in one scope; jax's own begin at 1, so that one from 0 on is shifted."""
+    shift = {s.name: max(0, 1 - (s.lo if s.lo is not None else 0)) for s in symbols}
+    names = {s.name: f"{s.name}_plus_{k}" if (k := shift[s.name]) else s.name for s in symbols}
+    ranges = [f"{names[s.name]} >= {(s.lo or 0) + shift[s.name]}" for s in symbols if (s.lo or 0) + shift[s.name] > 1]
+    ranges += [f"{names[s.name]} <= {s.hi + shift[s.name]}" for s in symbols if s.hi is not None]
+    scope = jax_export.SymbolicScope(ranges)
+    made = jax_export.symbolic_shape(", ".join(names.values()), scope=scope) if symbols else ()
+    return {s.name: d - shift[s.name] for s, d in zip(symbols, made, strict=True)}
+
+
+def _bound(symbols: Sequence[Symbol], places: Sequence[Array]) -> Sizes:
+    """Symbols as numbers, read from the sizes of inputs."""
+    sizes = Sizes({}, {})
+    for s, place in zip(symbols, places, strict=True):
+        rest = place - sizes.number(s.source.add)
+        sizes.numbers[s.name] = rest if s.source.mul == 1 else rest // sizes.number(s.source.mul)
+    return sizes
+
+
+def _assert(constraint: Any, sizes: Sizes) -> None:
+    lhs, rhs = (jnp.asarray(sizes.number(d)) for d in (constraint.lhs, constraint.rhs))
+    message = f"[bind] constraint {constraint}: {{0}} {CMPS[constraint.cmp][0]} {{1}} does not hold"
+    shape_assertion(CMPS[constraint.cmp][1](lhs, rhs), lhs, rhs, error_message=message)

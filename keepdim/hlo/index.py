@@ -1,0 +1,117 @@
+"""Ops that read or write at positions which are data. A position out of range reads NaN (of integers, the least) and is
+not written: XLA has no errors of data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..dims import Dim
+from .table import Array, Call, highest, iota, lowest, row
+
+
+def rows_of(x: Array, index: Array, size: Any, axis: int = 0) -> Array:
+    """x at positions of an axis that has `size` of them."""
+    found = jnp.take(x, index, axis=axis, mode="clip")
+    bad = ((index < 0) | (index >= size)).reshape(*[1] * axis, *index.shape, *[1] * (x.ndim - axis - 1))
+    return jnp.where(bad, _bad(x.dtype), found)
+
+
+def _bad(dtype: Any) -> Any:
+    return jnp.asarray(jnp.nan if jnp.issubdtype(dtype, jnp.floating) else lowest(dtype), dtype)
+
+
+@row("embedding")
+def _embedding(c: Call) -> Array:
+    return rows_of(c.ins[0], c.ins[1], c.size(0, 0)).astype(c.dtype)
+
+
+@row("index_select")
+def _index_select(c: Call) -> Array:
+    axis = c.known("dim")
+    return rows_of(c.ins[0], c.ins[1], c.size(0, axis), axis)
+
+
+# ---------------------------------------------------------------- along a dim
+def _grid(c: Call, written: bool) -> tuple[Array, ...]:
+    """Positions of every element of the index, which is the second operand; out of range where it has none."""
+    index, dims, axis = c.ins[1], c.given[1], c.known("dim")
+    if written:
+        beyond = highest(index.dtype)
+        index = c.sizes.fill(index, dims, range(len(dims)), beyond)
+        index = jnp.where((index < 0) | (index >= c.size(0, axis)), beyond, index)
+    return tuple(index if a == axis else iota(index.shape, a) for a in range(index.ndim))
+
+
+@row("gather")
+def _gather(c: Call) -> Array:
+    x, n = c.ins[0], c.size(0, c.known("dim"))
+    return jnp.where((c.ins[1] < 0) | (c.ins[1] >= n), _bad(x.dtype), x.at[_grid(c, written=False)].get(mode="clip"))
+
+
+def _source(c: Call) -> Array:
+    """As much of the third operand as there is index."""
+    src = c.ins[2]
+    return src[tuple(slice(0, n) for n in c.ins[1].shape)] if src.shape != c.ins[1].shape else src
+
+
+@row("scatter")
+def _scatter(c: Call) -> Array:
+    return c.ins[0].at[_grid(c, written=True)].set(_source(c), mode="drop")
+
+
+@row("scatter_reduce")
+def _scatter_reduce(c: Call) -> Array:
+    at = c.ins[0].at[_grid(c, written=True)]
+    how = {"sum": at.add, "prod": at.multiply, "amax": at.max, "amin": at.min}[c.attr("reduce")]
+    return how(_source(c), mode="drop")
+
+
+# ---------------------------------------------------------------- by several indices
+def broadcast(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
+    """The dims of several operands together."""
+    rank = max(map(len, shapes))
+    wide = [(Dim.const(1),) * (rank - len(s)) + tuple(s) for s in shapes]
+    return tuple(next((d for d in each if d.value != 1), Dim.const(1)) for each in zip(*wide, strict=True))
+
+
+def _positions(c: Call, first: int) -> tuple[tuple[Any, ...], tuple[Dim, ...]]:
+    """What jax indexes with, and the dims of all indices together; out of range where they have no element."""
+    every = range(first, len(c.ins))
+    together = broadcast([c.given[i] for i in every])
+    at: list[Any] = [slice(None)] * c.ins[0].ndim
+    for i, axis in zip(every, c.each("dims"), strict=True):
+        n, index = c.size(0, axis), c.spread(i, together)
+        index = jnp.where(index < 0, index + n, index)
+        index = jnp.where((index < 0) | (index >= n), highest(index.dtype), index)
+        index = jnp.broadcast_to(index, [c.sizes.extent(d) for d in together])
+        at[axis] = c.sizes.fill(index, together, range(len(together)), highest(index.dtype))
+    return tuple(at), together
+
+
+@row("index")
+def _index(c: Call) -> Array:
+    return c.ins[0].at[_positions(c, 1)[0]].get(mode="fill", fill_value=_bad(c.ins[0].dtype))
+
+
+@row("index_put")
+def _index_put(c: Call) -> Array:
+    return _written(c)[0].set(_written(c)[1], mode="drop")
+
+
+@row("index_add")
+def _index_add(c: Call) -> Array:
+    return _written(c)[0].add(_written(c)[1], mode="drop")
+
+
+def _written(c: Call) -> tuple[Any, Array]:
+    """Where it is written, and the values, broadcast to that."""
+    at, together = _positions(c, 2)
+    axes, dims = c.each("dims"), c.given[0]
+    rest = [d for a, d in enumerate(dims) if a not in axes]
+    adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
+    first = axes[0] if adjacent else 0
+    want = (*rest[:first], *together, *rest[first:])
+    return c.ins[0].at[at], c.spread(1, want)

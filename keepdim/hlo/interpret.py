@@ -1,0 +1,28 @@
+"""StableHLO's reference interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..refine import Hlo, _mlir
+
+
+def evaluate(hlo: Hlo, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of main on these tensors."""
+    from jaxlib.mlir import ir
+
+    stablehlo = _mlir()
+    with hlo.reporting("interpreter"), hlo.context:
+        given = [
+            ir.DenseElementsAttr.get(_bits(x), type=ir.Type.parse(t.text))
+            for x, t in zip(inputs, hlo.inputs, strict=True)
+        ]
+        made = stablehlo.eval_module(hlo.module, given)
+        return [torch.from_numpy(np.array(ir.DenseElementsAttr(y))) for y in made]
+
+
+def _bits(x: torch.Tensor) -> np.ndarray:
+    return x.contiguous().numpy()

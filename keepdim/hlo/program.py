@@ -1,0 +1,373 @@
+"""What a user holds: a StableHLO program with its contract. Refine it, run it, save it."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+from msgspec.structs import replace
+
+from .. import _native
+from ..contract import DTYPE_OF, Constraint, Contract, Place, Source, Spec, Symbol, solve
+from ..dims import Dim, decide, range_text
+from ..errors import KeepdimError, fail
+from ..refine import DYNAMIC, Hlo, Type
+from ..signature import Signature, Transport
+from . import bounded
+from .xla import Executables, upload, x64
+
+ELEMENTS = {
+    "f32": "f32", "f16": "f16", "bf16": "bf16", "f64": "f64", "i8": "i8", "u8": "ui8", "i16": "i16", "i32": "i32",
+    "i64": "i64", "bool": "i1",
+}  # fmt: skip
+DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}
+CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.program"
+FULL = ("refine-arguments", "refine-polymorphic-shapes", "canonicalize", "cse")
+PART = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """An argument or a result of main, in order.
+
+    Arguments are inputs, sizes (of a bounded program), states and weights; results are outputs, counts (sizes that data
+    decides) and states.
+    """
+
+    kind: str
+    name: str  # a weight's and a state's is its key
+    dtype: str
+
+
+class _About(msgspec.Struct):
+    arguments: list[Argument]
+    results: list[Argument]
+    bounded: bool
+
+
+class StableHLOProgram:
+    """A program in StableHLO: call it like the model it came from, or make a static one of it with `refine`.
+
+    A state (keys and values of a language model) is an argument behind the inputs and a result behind the outputs:
+    give it, and it comes back changed.
+    """
+
+    def __init__(self, hlo: Hlo, signature: Signature, contract: Contract, arguments: Sequence[Argument],
+                 results: Sequence[Argument], weights: Mapping[str, torch.Tensor], bounded: bool = False):  # fmt: skip
+        self.hlo, self.signature, self.weights, self.bounded = hlo, signature, dict(weights), bounded
+        self.inner = contract  # of the tensors that main takes; integers are tensors there
+        self.contract = signature.contract
+        self.arguments, self.results = list(arguments), list(results)
+        self.executables = Executables()
+        self._uploaded: list[Any] | None = None
+        self._check = _native.Contract(self.contract.to_json()) if signature.contract.inputs else None
+
+    # -- reading
+    @property
+    def text(self) -> str:
+        """The StableHLO text; of a bounded program, with `#stablehlo.bounds` in its signature."""
+        return bounded.text(self) if self.bounded else self.hlo.text
+
+    @property
+    def states(self) -> list[Argument]:
+        """The states, in their order behind the inputs."""
+        return [a for a in self.arguments if a.kind == "state"]
+
+    def __repr__(self) -> str:
+        form = "bounded" if self.bounded else "static" if self.hlo.static else "dynamic"
+        return f"keepdim.StableHLOProgram ({form})\n{self.contract}"
+
+    # -- refining
+    def refine(self, **sizes: Any) -> StableHLOProgram:
+        """A program for these sizes: `refine(seq_len=16)` by symbols, or `refine(x=(1, 16, 64))` by inputs' shapes.
+
+        Symbols that are not given stay dynamic. Sizes outside the contract are refused before any pass runs.
+        """
+        if self.bounded:
+            fail("refine", "program", "is bounded: it has one form for all sizes", "Refine the one without bounds")
+        values = self._symbols(sizes)
+        names = {s.name for s in self.inner.symbols}
+        types = [self._argument_type(i, values) for i in range(len(self.arguments))]
+        copy = Hlo.parse(self.hlo.text)
+        copy.run(FULL if values.keys() == names else PART, types)
+        known = {k: Dim.const(v) for k, v in values.items()}
+        signature = self.signature._replace(contract=_substituted(self.signature.contract, known))
+        return StableHLOProgram(copy, signature, _substituted(self.inner, known), self.arguments, self.results,
+                                self.weights)  # fmt: skip
+
+    def _argument_type(self, i: int, values: Mapping[str, int]) -> str:
+        if self.arguments[i].kind != "input":
+            return self.hlo.inputs[i].text
+        dims = [d.substitute({k: Dim.const(v) for k, v in values.items()}) for d in self.inner.inputs[i].dims]
+        sizes = ["?" if d.value is None else str(d.value) for d in dims]
+        return f"tensor<{'x'.join([*sizes, ELEMENTS[self.arguments[i].dtype]])}>"
+
+    def _symbols(self, given: Mapping[str, Any]) -> dict[str, int]:
+        """Symbols by name, or from the shapes of inputs; refused where the contract does not allow them."""
+        symbols = {s.name: s for s in self.inner.symbols}
+        inputs = {s.name: i for i, s in enumerate(self.inner.inputs)}
+        values: dict[str, int] = {}
+        shapes: dict[int, tuple[int, ...]] = {}
+        for name, size in given.items():
+            if name in inputs and isinstance(size, (tuple, list, torch.Size)):
+                shapes[inputs[name]] = tuple(size)
+            elif name in symbols and isinstance(size, int):
+                values[name] = size
+            else:
+                known = [f"{n}=..." for n in symbols] + [f"{n}=(...)" for n in inputs]
+                fail("refine", f"size {name!r}", f"= {size!r} is no size of the program", f"Say {', '.join(known)}")
+        for s in self.inner.symbols:
+            src, shape = s.source, shapes.get(s.source.input)
+            if shape is None or src.kind != "size" or len(shape) != len(self.inner.inputs[src.input].dims):
+                continue
+            mul, add = (d.substitute({k: Dim.const(v) for k, v in values.items()}) for d in (src.mul, src.add))
+            if mul.value is not None and add.value is not None:
+                values[s.name] = (shape[src.index] - add.value) // mul.value
+        self._check_sizes(values, shapes)
+        return values
+
+    def _check_sizes(self, values: Mapping[str, int], shapes: Mapping[int, tuple[int, ...]]) -> None:
+        known = {k: Dim.const(v) for k, v in values.items()}
+        for i, shape in shapes.items():
+            spec = self.inner.inputs[i]
+            if len(shape) != len(spec.dims):
+                fail(
+                    "refine", f"input {i} {spec.name!r}", f"expected rank {len(spec.dims)} ({spec}), got {list(shape)}"
+                )
+            for d, (n, dim) in enumerate(zip(shape, spec.dims, strict=True)):
+                if decide(dim.substitute(known), "eq", n) is False:
+                    want = f"{dim} = {dim.substitute(known)}" if dim.value is None else f"{dim}"
+                    fail("refine", f"input {i} {spec.name!r} dim {d}", f"expected {want}, got {n}")
+        for s in self.inner.symbols:
+            if (
+                s.name in values
+                and decide(values[s.name], "ge", s.lo or 0) is False
+                or (s.name in values and s.hi is not None and values[s.name] > s.hi)
+            ):
+                where = self.inner.where(s)
+                fail("refine", where, f"{s.name} = {values[s.name]} is out of range {range_text(s.lo, s.hi)}")
+        for c in self.inner.constraints:
+            if decide(c.lhs.substitute(known), c.cmp, c.rhs.substitute(known)) is False:
+                at = ", ".join(f"{k} = {v}" for k, v in values.items())
+                fail("refine", f"constraint {c}", f"does not hold at {at}")
+
+    # -- running
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """On XLA's CPU client. torch, numpy and jax arrays in, torch out; states after the model's own arguments."""
+        count = len(args) - len(self.states)
+        states, args = list(args[count:]), args[:count]
+        args, kwargs, states = pytree.tree_map(tensor, (args, kwargs, states))
+        outs, changed = self._run(self.signature.flatten(args, kwargs), states)
+        result = pytree.tree_unflatten(outs, self.signature.out_spec)
+        return (result, *changed) if self.states else result
+
+    def _run(self, flat: Sequence[Any], states: Sequence[torch.Tensor]) -> tuple[list[Any], list[torch.Tensor]]:
+        inputs, values = self._bind(flat)
+        self._check_states(states)
+        buffers = bounded.padded(self, inputs) if self.bounded else [upload(x) for x in inputs]
+        run = self._executable(None if self.bounded else tuple(tuple(x.shape) for x in inputs), values)
+        with x64(True):
+            outs = run([*buffers, *(upload(s.contiguous()) for s in states), *self._weights()])
+        return self._split(outs, values)
+
+    def _bind(self, flat: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, int]]:
+        """The tensors that main takes, checked against the contract, and the symbols' values."""
+        try:
+            if self._check is not None:
+                self._check.inputs(flat)
+        except _native.Error as e:
+            raise KeepdimError(str(e)) from None
+        inputs = self.signature.pack(flat)
+        return inputs, self.inner.bind(inputs)
+
+    def _check_states(self, states: Sequence[Any]) -> None:
+        for a, x, t in zip(self.states, states, self._state_types(), strict=True):
+            have = f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+            if not isinstance(x, torch.Tensor) or tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype]:
+                fail("bind", f"state {a.name!r}", f"expected {a.dtype} {list(t.dims)}, got {have}",
+                     "Give what new_states() or the call before gave")  # fmt: skip
+
+    def _state_types(self) -> list[Type]:
+        return [t for a, t in zip(self.arguments, self.hlo.inputs, strict=True) if a.kind == "state"]
+
+    def new_states(self) -> list[torch.Tensor]:
+        """States as they begin: zeros."""
+        return [
+            torch.zeros(t.dims, dtype=DTYPE_OF[a.dtype]) for a, t in zip(self.states, self._state_types(), strict=True)
+        ]
+
+    def _weights(self) -> list[Any]:
+        """On the device, once."""
+        if self._uploaded is None:
+            with x64(True):
+                keys = [a.name for a in self.arguments if a.kind == "const"]
+                self._uploaded = [upload(self.weights[k].contiguous()) for k in keys]
+        return self._uploaded
+
+    def _executable(self, key: Any, values: Mapping[str, int]) -> Any:
+        found = self.executables.get(key)
+        if found is None:
+            ready = self.bounded or self.hlo.static
+            hlo = self.hlo if ready else self.refine(**values).hlo
+            found = self.executables.make(key, hlo)
+        return found
+
+    def _split(self, outs: Sequence[torch.Tensor], values: dict[str, int]) -> tuple[list[Any], list[torch.Tensor]]:
+        """Outputs, cut to their sizes, and states."""
+        values = dict(values)
+        for a, y in zip(self.results, outs, strict=True):
+            if a.kind == "count":
+                values[a.name] = int(y)
+        shown, changed = [], []
+        specs = iter(self.inner.outputs)
+        for a, y in zip(self.results, outs, strict=True):
+            if a.kind == "output":
+                spec = next(specs)
+                shown.append(int(y) if spec.dtype == "int" else _cut(y, [d.eval(values) for d in spec.dims]))
+            elif a.kind == "state":
+                changed.append(y)
+        return shown, changed
+
+    def interpret(self, *args: Any, **kwargs: Any) -> Any:
+        """The same by StableHLO's reference interpreter: slow, and what the operations mean."""
+        from .interpret import evaluate
+
+        count = len(args) - len(self.states)
+        args, kwargs, states = pytree.tree_map(tensor, (args[:count], kwargs, list(args[count:])))
+        inputs, values = self._bind(self.signature.flatten(args, kwargs))
+        given = bounded.pad(self, inputs) if self.bounded else inputs
+        weights = [self.weights[a.name] for a in self.arguments if a.kind == "const"]
+        hlo = self.hlo if self.bounded or self.hlo.static else self.refine(**values).hlo
+        outs, changed = self._split(evaluate(hlo, [*given, *states, *weights]), values)
+        result = pytree.tree_unflatten(outs, self.signature.out_spec)
+        return (result, *changed) if self.states else result
+
+    # -- files
+    def save(self, path: str | Path) -> None:
+        """A portable artifact that any StableHLO tool reads; weights stand beside it, in `path + '.npz'`."""
+        hlo = Hlo.parse(self.text)
+        hlo.set_attribute(CONTRACT, self.inner.to_json().decode())
+        hlo.set_attribute(SIGNATURE, self.signature.to_json())
+        about = _About(self.arguments, self.results, self.bounded)
+        hlo.set_attribute(ABOUT, msgspec.json.encode(about).decode())
+        try:
+            Path(path).write_bytes(hlo.artifact())
+            if self.weights:
+                np.savez(_beside(path), **{k: _raw(w) for k, w in self.weights.items()})
+        except OSError as e:
+            fail("save", str(path), f"cannot be written ({e.strerror})", cause=e)
+
+
+def _beside(path: str | Path) -> Path:
+    return Path(f"{path}.npz")
+
+
+def _raw(w: torch.Tensor) -> Any:
+    """Bits as numpy has them: a half of torch's own kind as i16."""
+    w = w.detach().contiguous()
+    return (w.view(torch.int16) if w.dtype == torch.bfloat16 else w).numpy()
+
+
+def load_stablehlo(path: str | Path) -> StableHLOProgram:
+    """What `save` wrote; or any StableHLO text or artifact, of which every `?` becomes a symbol."""
+    return from_hlo(Hlo.load(path), path)
+
+
+def from_hlo(hlo: Hlo, path: str | Path) -> StableHLOProgram:
+    """A program of a module, with weights beside the path where it has some."""
+    text = hlo.attribute(ABOUT)
+    if text is None:
+        return _foreign(hlo)
+    try:
+        about = msgspec.json.decode(text, type=_About)
+    except msgspec.MsgspecError as e:
+        fail("load", str(path), f"its {ABOUT} cannot be read ({e})", cause=e)
+    contract = Contract.from_json(hlo.attribute(CONTRACT) or "")
+    signature = Signature.from_json(hlo.attribute(SIGNATURE) or "")
+    weights = {}
+    for a in about.arguments:
+        if a.kind == "const":
+            weights = _read_weights(path, about.arguments)
+            break
+    hlo = bounded.inner(hlo) if about.bounded else hlo
+    return StableHLOProgram(hlo, signature, contract, about.arguments, about.results, weights, about.bounded)
+
+
+def _read_weights(path: str | Path, arguments: Sequence[Argument]) -> dict[str, torch.Tensor]:
+    try:
+        with np.load(_beside(path)) as kept:
+            out = {a.name: torch.from_numpy(kept[a.name]) for a in arguments if a.kind == "const"}
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as e:
+        fail("load", str(_beside(path)), f"has not the weights of {path} ({e})", cause=e)
+    dtypes = {a.name: DTYPE_OF[a.dtype] for a in arguments}
+    return {k: w if w.dtype == dtypes[k] else w.view(dtypes[k]) for k, w in out.items()}
+
+
+def _foreign(hlo: Hlo) -> StableHLOProgram:
+    """A module that says nothing of itself: `?` are symbols, bounds are ranges."""
+
+    def spec(i: int, t: Type, what: str) -> Spec:
+        if t.element not in DTYPE_NAMES:
+            fail("load", f"{what} {i}", f"is {t}, which keepdim does not carry")
+        dims = [
+            Dim.symbol(f"{what}{i}_{d}", 0, b if b != DYNAMIC else None) if n == DYNAMIC else Dim.const(n)
+            for d, (n, b) in enumerate(zip(t.dims, t.bounds, strict=True))
+        ]
+        return Spec(f"{what}{i}", DTYPE_NAMES[t.element], tuple(dims))
+
+    inputs = tuple(spec(i, t, "arg") for i, t in enumerate(hlo.inputs))
+    outputs = tuple(spec(i, t, "result") for i, t in enumerate(hlo.results))
+    places = [Place("size", i, d, dim) for i, s in enumerate(inputs) for d, dim in enumerate(s.dims)]
+    data = [
+        Symbol(d.sym.name, 0, d.sym.hi, Source("size", i, k, Dim.const(1), Dim.const(0)))
+        for i, s in enumerate(outputs)
+        for k, d in enumerate(s.dims)
+        if d.sym is not None
+    ]
+    contract = Contract(tuple(solve(places)[0]), inputs, (), outputs, tuple(data))
+    count = len(inputs)
+    tree = pytree.tree_structure
+    outs = tree(0) if len(outputs) == 1 else tree(tuple(range(len(outputs))))
+    signature = Signature(contract, tree((tuple(range(count)), {})), outs, [Transport()] * count, [None] * count)
+    arguments = [Argument("input", s.name, s.dtype) for s in inputs]
+    return StableHLOProgram(
+        hlo, signature, contract, arguments, [Argument("output", s.name, s.dtype) for s in outputs], {}
+    )
+
+
+def _substituted(c: Contract, known: Mapping[str, Dim]) -> Contract:
+    """The contract with these symbols known."""
+
+    def spec(s: Spec) -> Spec:
+        return replace(s, dims=tuple(d.substitute(known) for d in s.dims))
+
+    def limits(given: Sequence[Constraint]) -> tuple[Constraint, ...]:
+        made = [replace(k, lhs=k.lhs.substitute(known), rhs=k.rhs.substitute(known)) for k in given]
+        return tuple(k for k in made if decide(k.lhs, k.cmp, k.rhs) is not True)
+
+    def left(symbols: Sequence[Symbol]) -> tuple[Symbol, ...]:
+        return tuple(
+            replace(s, source=replace(s.source, mul=s.source.mul.substitute(known), add=s.source.add.substitute(known)))
+            for s in symbols
+            if s.name not in known
+        )
+
+    return Contract(left(c.symbols), tuple(map(spec, c.inputs)), limits(c.constraints), tuple(map(spec, c.outputs)),
+                    left(c.data), limits(c.ensures))  # fmt: skip
+
+
+def _cut(y: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    return y if list(y.shape) == list(sizes) else y[tuple(slice(0, n) for n in sizes)].contiguous()
+
+
+def tensor(x: Any) -> Any:
+    """An array of numpy or jax as a tensor of the same memory; anything else as it is."""
+    if isinstance(x, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(x)) if x.flags.writeable else torch.from_numpy(x.copy())
+    return torch.from_dlpack(x) if isinstance(x, jax.Array) else x

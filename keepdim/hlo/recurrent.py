@@ -1,0 +1,53 @@
+"""Recurrent layers: steps over the first dim; the input's share of the gates is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .table import Array, Call, iota, row
+
+sigmoid = jax.nn.sigmoid
+Step = Callable[[Array, Array, list[Array]], list[Array]]
+
+
+def scan(step: Step) -> Callable[[Call], Array]:
+    """From the end where `reverse` says so; a step behind the end changes nothing."""
+
+    def call(c: Call) -> Array:
+        gates, w, bias = c.wide(c.ins[0]), c.wide(c.ins[1]), c.operand(2)
+        steps = c.size(0, 0)
+
+        def one(state: list[Array], given: tuple[Array, Array]) -> tuple[list[Array], list[Array]]:
+            t, x = given
+            h = state[0] @ w.T + (0 if bias is None else c.wide(bias))
+            new = [jnp.where(t < steps, a, b) for a, b in zip(step(x, h, state), state, strict=True)]
+            return new, new
+
+        first = [c.wide(s) for s in c.ins[3:] if s is not None]
+        places = iota([gates.shape[0]], 0)
+        made = lax.scan(one, first, (places, gates), reverse=bool(c.attr("reverse", False)))[1]
+        return (jnp.stack(made) if len(made) > 1 else made[0]).astype(c.dtype)
+
+    return call
+
+
+def _lstm(x: Array, h: Array, state: list[Array]) -> list[Array]:
+    i, f, g, o = jnp.split(x + h, 4, -1)
+    cell = sigmoid(f) * state[1] + sigmoid(i) * jnp.tanh(g)
+    return [sigmoid(o) * jnp.tanh(cell), cell]
+
+
+def _gru(x: Array, h: Array, state: list[Array]) -> list[Array]:
+    (xr, xz, xn), (hr, hz, hn) = jnp.split(x, 3, -1), jnp.split(h, 3, -1)
+    z, n = sigmoid(xz + hz), jnp.tanh(xn + sigmoid(xr + hr) * hn)
+    return [(1 - z) * n + z * state[0]]
+
+
+row("lstm_scan")(scan(_lstm))
+row("gru_scan")(scan(_gru))
+row("rnn_tanh_scan")(scan(lambda x, h, state: [jnp.tanh(x + h)]))
+row("rnn_relu_scan")(scan(lambda x, h, state: [jax.nn.relu(x + h)]))

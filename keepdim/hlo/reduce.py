@@ -1,0 +1,182 @@
+"""Reductions, softmax, norms, running sums, sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .elementwise import floats
+from .table import Array, Call, highest, iota, lowest, number, row
+
+
+def axes_of(c: Call) -> tuple[int, ...]:
+    """The dims that are reduced."""
+    return tuple(c.each("dims"))
+
+
+def kept(c: Call) -> bool:
+    """Whether they stay as 1, by the result's rank."""
+    return len(c.dims) == len(c.given[0])
+
+
+def reduced(f: Callable[..., Array], neutral: Callable[[Any], Any]) -> Callable[[Call], Array]:
+    """A reduction, with what changes nothing behind the end."""
+
+    def call(c: Call) -> Array:
+        x = c.fill(0, axes_of(c), neutral(c.ins[0].dtype))
+        return f(c.wide(x), axis=axes_of(c), keepdims=kept(c)).astype(c.dtype)
+
+    return call
+
+
+row("sum")(reduced(jnp.sum, lambda _: 0))
+row("prod")(reduced(jnp.prod, lambda _: 1))
+row("amax")(reduced(jnp.max, lowest))
+row("amin")(reduced(jnp.min, highest))
+row("any")(reduced(jnp.any, lambda _: False))
+row("all")(reduced(jnp.all, lambda _: True))
+
+
+def count(c: Call, axes: tuple[int, ...], dtype: Any) -> Array:
+    """How many elements the reduced dims have."""
+    return number(prod(c.size(0, a) for a in axes), dtype)
+
+
+def mean(c: Call, x: Array, axes: tuple[int, ...], keep: bool) -> Array:
+    """Over what the first operand's dims are; behind the end of x anything may lie."""
+    x = c.sizes.fill(x, c.given[0], axes, 0)
+    return jnp.sum(x, axis=axes, keepdims=keep) / count(c, axes, x.dtype)
+
+
+@row("mean")
+def _mean(c: Call) -> Array:
+    return mean(c, c.wide(c.ins[0]), axes_of(c), kept(c)).astype(c.dtype)
+
+
+@row("var")
+def _var(c: Call) -> Array:
+    x, axes = c.wide(c.ins[0]), axes_of(c)
+    off = c.sizes.fill(x - mean(c, x, axes, True), c.given[0], axes, 0)
+    left = jnp.maximum(count(c, axes, x.dtype) - number(c.attr("correction"), x.dtype), 0)
+    return (jnp.sum(off * off, axis=axes, keepdims=kept(c)) / left).astype(c.dtype)
+
+
+def place(f: Callable[..., Array], neutral: Callable[[Any], Any]) -> Callable[[Call], Array]:
+    """Where the largest or smallest is: its position among what `dims` walk over."""
+
+    def call(c: Call) -> Array:
+        dims, axes = c.given[0], axes_of(c)
+        x = c.fill(0, axes, neutral(c.ins[0].dtype))
+        x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+        rest = [a for a in range(len(dims)) if a not in axes]
+        x = jnp.transpose(x, (*rest, *axes))
+        if not axes:
+            return jnp.zeros(c.extents, c.dtype)
+        if len(axes) > 1:
+            own = [dims[a] for a in axes]
+            flat = [*(dims[a] for a in rest), prod(own[1:], start=own[0])]
+            x = c.sizes.reshape(x, [*(dims[a] for a in rest), *own], flat)
+            x = c.sizes.fill(x, flat, [len(rest)], neutral(x.dtype))
+        return f(x, axis=-1).astype(c.dtype).reshape(c.extents)
+
+    return call
+
+
+row("argmax")(place(jnp.argmax, lowest))
+row("argmin")(place(jnp.argmin, highest))
+
+
+# ---------------------------------------------------------------- along a dim
+def softmax(f: Callable[..., Array]) -> Callable[[Call], Array]:
+    def call(c: Call) -> Array:
+        if not c.dims:
+            return f(c.ins[0].reshape(1), axis=0).reshape(())
+        return f(c.wide(c.fill(0, [c.known("dim")], -jnp.inf)), axis=c.known("dim")).astype(c.dtype)
+
+    return call
+
+
+row("softmax")(softmax(jax.nn.softmax))
+row("log_softmax")(softmax(jax.nn.log_softmax))
+
+
+def running(f: Callable[..., Array]) -> Callable[[Call], Array]:
+    """What lies behind the end comes last, and changes nothing before it."""
+    return lambda c: f(c.wide(c.ins[0]), c.known("dim")).astype(c.dtype) if c.dims else c.ins[0]
+
+
+row("cumsum")(running(lambda x, axis: lax.cumsum(x, axis)))
+row("cumprod")(running(lambda x, axis: lax.cumprod(x, axis)))
+
+
+@row("argsort")
+def _argsort(c: Call) -> Array:
+    x, axis, down = c.ins[0], c.known("dim"), c.attr("descending", False)
+    if not c.dims:
+        return jnp.zeros((), c.dtype)
+    x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+    places = iota(x.shape, axis)
+    keys = [places >= c.size(0, axis)] if not c.sizes.exact(c.given[0][axis]) else []
+    if down and floats(x.dtype):
+        keys += [~jnp.isnan(x), -x]  # NaN is the largest
+    else:
+        keys += [~x if down else x]
+    order = lax.sort([*keys, places], dimension=axis, is_stable=True, num_keys=len(keys))[-1]
+    return lax.slice_in_dim(order, 0, c.extents[axis], axis=axis).astype(c.dtype)
+
+
+# ---------------------------------------------------------------- norms
+def _last(c: Call) -> tuple[int, ...]:
+    rank = len(c.given[0])
+    return tuple(range(rank - c.known("axes"), rank))
+
+
+@row("layer_norm")
+def _layer_norm(c: Call) -> Array:
+    x, axes = c.wide(c.ins[0]), _last(c)
+    x = x - mean(c, x, axes, True)
+    x = x * lax.rsqrt(mean(c, x * x, axes, True) + number(c.attr("eps"), x.dtype))
+    return scaled(c, x, x.ndim - len(axes))
+
+
+@row("rms_norm")
+def _rms_norm(c: Call) -> Array:
+    x, axes = c.wide(c.ins[0]), _last(c)
+    x = x * lax.rsqrt(mean(c, x * x, axes, True) + number(c.attr("eps"), x.dtype))
+    return scaled(c, x, x.ndim - len(axes))
+
+
+def scaled(c: Call, x: Array, axis: int) -> Array:
+    """Times the second operand, plus the third, where they are; their first dim is `axis` of x."""
+    for i, f in ((1, jnp.multiply), (2, jnp.add)):
+        if (w := c.operand(i)) is not None:
+            x = f(x, c.wide(w).reshape(*w.shape, *[1] * (x.ndim - axis - w.ndim)))
+    return x.astype(c.dtype)
+
+
+@row("group_norm")
+def _group_norm(c: Call) -> Array:
+    dims, groups = c.given[0], c.dim("groups")
+    apart = (dims[0], groups, dims[1] // groups, *dims[2:])
+    x = c.sizes.reshape(c.wide(c.ins[0]), dims, apart)
+    axes = tuple(range(2, len(apart)))
+    many = number(prod(c.sizes.number(apart[a]) for a in axes), x.dtype)
+
+    def over(y: Array) -> Array:
+        return jnp.sum(c.sizes.fill(y, apart, axes, 0), axis=axes, keepdims=True) / many
+
+    x = x - over(x)
+    x = x * lax.rsqrt(over(x * x) + number(c.attr("eps"), x.dtype))
+    return scaled(c, c.sizes.reshape(x, apart, dims), 1)
+
+
+@row("batch_norm")
+def _batch_norm(c: Call) -> Array:
+    x = c.wide(c.ins[0])
+    mean_of, var = (c.wide(c.ins[i]).reshape(-1, *[1] * (x.ndim - 2)) for i in (3, 4))
+    return scaled(c, (x - mean_of) * lax.rsqrt(var + number(c.attr("eps"), x.dtype)), 1)

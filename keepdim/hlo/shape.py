@@ -1,0 +1,154 @@
+"""Ops that move elements or make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..dims import Dim
+from .table import Array, Call, along, iota, number, product, row, take
+
+
+@row("reshape")
+def _reshape(c: Call) -> Array:
+    return c.sizes.reshape(c.ins[0], c.given[0], c.dims)
+
+
+@row("permute")
+def _permute(c: Call) -> Array:
+    return jnp.transpose(c.ins[0], c.each("dims"))
+
+
+@row("expand")
+def _expand(c: Call) -> Array:
+    return jnp.broadcast_to(c.spread(0), c.extents)
+
+
+@row("full")
+def _full(c: Call) -> Array:
+    return jnp.full(c.extents, number(c.attr("value"), c.dtype), c.dtype)
+
+
+@row("arange")
+def _arange(c: Call) -> Array:
+    wide = jnp.float64 if jnp.issubdtype(c.dtype, jnp.floating) else jnp.int64
+    place = iota(c.extents, 0).astype(wide)  # without x64, that is 32 bits
+    return (place * number(c.attr("step"), place.dtype) + number(c.attr("start"), place.dtype)).astype(c.dtype)
+
+
+# ---------------------------------------------------------------- pieces
+@row("cat")
+def _cat(c: Call) -> Array:
+    axis, every = c.known("dim"), range(len(c.ins))
+    if c.exact(*every):
+        return lax.concatenate(c.ins, axis)
+    place, first = iota([c.extents[axis]], 0), 0
+    out = None
+    for i in every:
+        piece = take(c.ins[i], place - first, axis)
+        out = piece if out is None else jnp.where(along(place >= first, axis, piece.ndim), piece, out)
+        first = first + c.size(i, axis)
+    return out
+
+
+@row("slice")
+def _slice(c: Call) -> Array:
+    axis, start, step = c.known("dim"), c.dim("start"), c.dim("step")
+    x, n = c.ins[0], c.extents[axis]
+    if c.exact(0) and step.value is not None:
+        first = c.sizes.extent(start)
+        return lax.slice_in_dim(x, first, first + n * step.value - (step.value - 1), step.value, axis)
+    return take(x, iota([n], 0) * c.attr("step") + c.attr("start"), axis)
+
+
+@row("select")
+def _select(c: Call) -> Array:
+    return lax.dynamic_index_in_dim(c.ins[0], c.attr("index"), c.known("dim"), keepdims=False)
+
+
+@row("slice_scatter")
+def _slice_scatter(c: Call) -> Array:
+    axis, step, src = c.known("dim"), c.attr("step"), c.ins[1]
+    off = iota([c.extents[axis]], 0) - c.attr("start")
+    index = off // step
+    hit = (off >= 0) & (off % step == 0) & (index < c.size(1, axis))
+    if src.shape[axis] == 0:
+        return c.ins[0]
+    return jnp.where(along(hit, axis, src.ndim), take(src, index, axis), c.ins[0])
+
+
+@row("flip")
+def _flip(c: Call) -> Array:
+    x = c.ins[0]
+    for a in c.each("dims"):
+        exact = c.sizes.exact(c.dims[a])
+        x = lax.rev(x, [a]) if exact else take(x, c.size(0, a) - 1 - iota([x.shape[a]], 0), a)
+    return x
+
+
+def triangle(lower: bool) -> Any:
+    def call(c: Call) -> Array:
+        x = c.ins[0]
+        off = iota(x.shape, x.ndim - 1) - iota(x.shape, x.ndim - 2) - c.attr("diagonal")
+        return jnp.where(off <= 0 if lower else off >= 0, x, jnp.zeros((), x.dtype))
+
+    return call
+
+
+row("tril")(triangle(lower=True))
+row("triu")(triangle(lower=False))
+
+
+@row("diagonal")
+def _diagonal(c: Call) -> Array:
+    first, second = c.each("dims")
+    rest = [a for a in range(len(c.given[0])) if a not in (first, second)]
+    x = jnp.transpose(c.ins[0], (*rest, first, second))
+    place, offset = iota([c.extents[-1]], 0), c.attr("offset")
+    rows, columns = place + jnp.maximum(-offset, 0), place + jnp.maximum(offset, 0)
+    return x.at[..., rows, columns].get(mode="clip")
+
+
+@row("unfold")
+def _unfold(c: Call) -> Array:
+    axis, x = c.known("dim"), c.ins[0]
+    count, width = c.extents[axis], c.extents[-1]
+    place = iota([count, width], 0) * c.attr("step") + iota([count, width], 1)
+    return jnp.moveaxis(take(x, place, axis), axis + 1, -1)
+
+
+@row("as_strided")
+def _as_strided(c: Call) -> Array:
+    dims = c.given[0]
+    flat = c.sizes.reshape(c.ins[0], dims, (product(dims),))
+    place = jnp.full(c.extents, c.attr("offset"), jnp.int32)
+    for a, step in enumerate(c.node.attrs["strides"]):
+        place = place + iota(c.extents, a) * c.sizes.number(Dim.of(step))
+    return take(flat, place, 0)
+
+
+# ---------------------------------------------------------------- padding
+@row("pad")
+def _pad(c: Call) -> Array:
+    x, mode, before = c.ins[0], c.attr("mode"), c.node.attrs["before"]
+    first = len(c.dims) - len(before)
+    if mode == "constant" and c.exact(0) and all(b.value is not None for b in before):
+        lows = [0] * first + [b.value for b in before]
+        ends = [n - m - low for n, m, low in zip(c.extents, x.shape, lows, strict=True)]
+        value = jnp.asarray(number(c.attr("value"), x.dtype))
+        return lax.pad(x, value, [(low, high, 0) for low, high in zip(lows, ends, strict=True)])
+    for a, b in enumerate(before, first):
+        n, place = c.size(0, a), iota([c.extents[a]], 0) - c.sizes.number(b)
+        if mode == "constant":
+            inside = along((place >= 0) & (place < n), a, x.ndim)
+            x = jnp.where(inside, take(x, place, a), number(c.attr("value"), x.dtype))
+            continue
+        if mode == "reflect":
+            place = jnp.abs(place)
+            place = jnp.where(place >= n, 2 * (n - 1) - place, place)
+        elif mode == "circular":
+            place = place % n
+        x = take(x, jnp.clip(place, 0, n - 1), a)
+    return x

@@ -1,0 +1,220 @@
+"""Ops over images: convolutions, pools, resampling."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from .table import Array, Call, along, highest, iota, lowest, number, row, take
+
+
+def end_of(c: Call, d: int, kernel: Any, stride: int, low: int, dilation: int, size: Any) -> Any:
+    """Padding behind a spatial dim, so that the result has the room it has to have."""
+    return (c.extents[d + 2] - 1) * stride + dilation * (kernel - 1) + 1 - low - size
+
+
+@row("conv")
+def _conv(c: Call) -> Array:
+    rank, transposed, groups = len(c.dims) - 2, c.attr("transposed"), c.known("groups")
+    spatial = range(rank)
+    stride, pad, dilation = (c.each(k) for k in ("stride", "padding", "dilation"))
+    x = c.wide(c.fill(0, [1, *(d + 2 for d in spatial)], 0))
+    w = c.wide(c.fill(1, range(rank + 2), 0))
+    steps, spread, low = stride, [1] * rank, pad
+    if transposed:  # the same as a convolution of the input with gaps by the kernel turned round
+        parts = w.shape[0] // groups
+        w = jnp.flip(w, [d + 2 for d in spatial]).reshape(groups, parts, *w.shape[1:])
+        w = jnp.swapaxes(w, 1, 2).reshape(-1, parts, *w.shape[3:])
+        steps, spread = [1] * rank, stride
+        low = [dilation[d] * (_kernel(c, d) - 1) - pad[d] for d in spatial]
+    sizes = [(x.shape[d + 2] - 1) * spread[d] + 1 for d in spatial]
+    high = [end_of(c, d, w.shape[d + 2], steps[d], low[d], dilation[d], sizes[d]) for d in spatial]
+    if not transposed and c.exact(0, 1):
+        high = [h if c.dims[d + 2].value is not None else pad[d] for d, h in enumerate(high)]
+    y = lax.conv_general_dilated(x, w, steps, list(zip(low, high, strict=True)), spread, dilation,
+                                 feature_group_count=groups)  # fmt: skip
+    if (bias := c.operand(2)) is not None:
+        y = y + c.wide(bias).reshape(-1, *[1] * rank)
+    return y.astype(c.dtype)
+
+
+def _kernel(c: Call, d: int) -> int:
+    size = c.given[1][d + 2]
+    return c._known("kernel", size)
+
+
+# ---------------------------------------------------------------- pools
+class Window:
+    """The window of a pool over the last dims."""
+
+    def __init__(self, c: Call):
+        self.c, self.kernel = c, c.each("kernel")
+        self.stride, self.pad = c.each("stride"), c.each("padding")
+        self.rank = len(self.kernel)
+        self.dilation = c.each("dilation") if c.has("dilation") else [1] * self.rank
+        self.axes = [len(c.dims) - self.rank + d for d in range(self.rank)]
+
+    def padded(self, value: Any) -> Array:
+        """The input with this value around and behind it, as far as windows go."""
+        c, config = self.c, [(0, 0, 0)] * len(self.c.dims)
+        x = c.wide(c.fill(0, self.axes, value))
+        for d, a in enumerate(self.axes):
+            end = (c.extents[a] - 1) * self.stride[d] + self.dilation[d] * (self.kernel[d] - 1) + 1
+            config[a] = (self.pad[d], end - self.pad[d] - x.shape[a], 0)
+        return lax.pad(x, jnp.asarray(value, x.dtype), config)
+
+    def offsets(self) -> Iterator[tuple[int, ...]]:
+        """Of the elements of a window, in order."""
+        return itertools.product(*(range(k) for k in self.kernel))
+
+    def at(self, x: Array, offset: tuple[int, ...]) -> Array:
+        """That element of every window."""
+        for d, a in enumerate(self.axes):
+            first = offset[d] * self.dilation[d]
+            last = first + (self.c.extents[a] - 1) * self.stride[d] + 1
+            x = lax.slice_in_dim(x, first, last, self.stride[d], a)
+        return x
+
+
+@row("max_pool")
+def _max_pool(c: Call) -> Array:
+    w = Window(c)
+    x, out = w.padded(lowest(c.ins[0].dtype)), None
+    for offset in w.offsets():
+        one = w.at(x, offset)
+        out = one if out is None else jnp.maximum(out, one)
+    return out.astype(c.dtype)
+
+
+@row("max_pool_index")
+def _max_pool_index(c: Call) -> Array:
+    w = Window(c)
+    x, best, found = w.padded(lowest(c.ins[0].dtype)), None, None
+    for offset in w.offsets():
+        one, place, inside = w.at(x, offset), jnp.zeros((), jnp.int32), jnp.ones((), bool)
+        for d, a in enumerate(w.axes):
+            at = iota(c.extents, a) * w.stride[d] + offset[d] * w.dilation[d] - w.pad[d]
+            inside = inside & (at >= 0) & (at < c.size(0, a))
+            place = place * c.size(0, a) + at
+        if best is None:
+            best, found, any_yet = one, place, inside
+            continue
+        better = inside & (~any_yet | (one > best) | (jnp.isnan(one) & ~jnp.isnan(best)))
+        best, found = jnp.where(better, one, best), jnp.where(better, place, found)
+        any_yet = any_yet | inside
+    return jnp.broadcast_to(found, c.extents).astype(c.dtype)
+
+
+@row("avg_pool")
+def _avg_pool(c: Call) -> Array:
+    w = Window(c)
+    x, total = w.padded(0), 0
+    for offset in w.offsets():
+        total = total + w.at(x, offset)
+    many: Any = 1
+    for d, a in enumerate(w.axes):
+        n, first = c.size(0, a), iota(c.extents, a) * w.stride[d] - w.pad[d]
+        last = jnp.minimum(first + w.kernel[d], n + w.pad[d])
+        inside = jnp.minimum(last, n) - jnp.maximum(first, 0)
+        many = many * (last - first if c.attr("count_include_pad") else inside)
+    return (total / number(c.attr("divisor") if c.has("divisor") else many, x.dtype)).astype(c.dtype)
+
+
+def adaptive(f: Callable[[Array, Array, Any], Array], value: Callable[[Any], Any]) -> Callable[[Call], Array]:
+    """Windows that tile each of the last dims: one dim after the other, by whether an element lies in a window."""
+
+    def call(c: Call) -> Array:
+        x = c.wide(c.ins[0])
+        for a in range(len(c.dims) - c.known("axes"), len(c.dims)):
+            n, m = c.size(0, a), c.sizes.number(c.dims[a])
+            at = (c.extents[a], x.shape[a])
+            first, last = iota(at, 0) * n // m, -((-(iota(at, 0) + 1) * n) // m)
+            inside = (iota(at, 1) >= first) & (iota(at, 1) < last)
+            inside = jnp.expand_dims(inside, list(range(2, 2 + x.ndim - a - 1)))
+            apart = jnp.where(inside, jnp.expand_dims(x, a), jnp.asarray(value(x.dtype), x.dtype))
+            x = f(apart, jnp.expand_dims((last - first)[:, 0], list(range(1, x.ndim - a))), a + 1)
+        return x.astype(c.dtype)
+
+    return call
+
+
+row("adaptive_avg_pool")(adaptive(lambda x, n, axis: jnp.sum(x, axis) / n.astype(x.dtype), lambda _: 0))
+row("adaptive_max_pool")(adaptive(lambda x, n, axis: jnp.max(x, axis), lowest))
+
+
+@row("adaptive_max_pool_index")
+def _adaptive_max_pool_index(c: Call) -> Array:
+    """The first of the largest: values and places are reduced together, dim by dim from the last one."""
+    x = c.wide(c.ins[0])
+    axes = list(range(len(c.dims) - c.known("axes"), len(c.dims)))
+    place: Any = jnp.zeros((), jnp.int32)
+    for a in axes:
+        place = place * c.size(0, a) + iota(x.shape, a)
+    for a in reversed(axes):
+        n, m = c.size(0, a), c.sizes.number(c.dims[a])
+        at = (c.extents[a], x.shape[a])
+        inside = (iota(at, 1) >= iota(at, 0) * n // m) & (iota(at, 1) < -((-(iota(at, 0) + 1) * n) // m))
+        inside = jnp.expand_dims(inside, list(range(2, 2 + x.ndim - a - 1)))
+        apart = jnp.where(inside, jnp.expand_dims(x, a), lowest(x.dtype))
+        places = jnp.where(inside, jnp.expand_dims(place, a), highest(jnp.int32))
+        top = jnp.max(apart, a + 1, keepdims=True)
+        same = inside & ((apart == top) | (jnp.isnan(apart) & jnp.isnan(top)))
+        place = jnp.min(jnp.where(same, places, highest(jnp.int32)), a + 1)
+        x = jnp.squeeze(top, a + 1)
+    return place.astype(c.dtype)
+
+
+# ---------------------------------------------------------------- resampling
+def _scale(c: Call, d: int) -> Array:
+    """How far a step of the result goes in the input."""
+    if c.has(f"scale_{d}"):
+        return jnp.float32(1 / c.attr(f"scale_{d}"))
+    return number(c.size(0, d + 2), jnp.float32) / number(c.sizes.number(c.dims[d + 2]), jnp.float32)
+
+
+@row("nearest")
+def _nearest(c: Call) -> Array:
+    x = c.ins[0]
+    for d in range(len(c.dims) - 2):
+        place = iota([c.extents[d + 2]], 0).astype(jnp.float32)
+        place = (place + 0.5) * _scale(c, d) if c.attr("exact") else place * _scale(c, d)
+        x = take(x, jnp.clip(jnp.floor(place).astype(jnp.int32), 0, c.size(0, d + 2) - 1), d + 2)
+    return x
+
+
+def _cubic(t: Array) -> list[Array]:
+    """Weights of the four neighbours of a place at `t` between the middle two."""
+    a = -0.75
+
+    def near(s: Array) -> Array:
+        return ((a + 2) * s - (a + 3)) * s * s + 1
+
+    def far(s: Array) -> Array:
+        return ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
+@row("resample")
+def _resample(c: Call) -> Array:
+    x, cubic = c.wide(c.ins[0]), c.attr("mode") == "cubic"
+    for d in range(len(c.dims) - 2):
+        a, n = d + 2, c.size(0, d + 2)
+        place = iota([c.extents[a]], 0).astype(jnp.float32)
+        if c.attr("align_corners"):
+            many = number(jnp.maximum(c.sizes.number(c.dims[a]) - 1, 1), jnp.float32)
+            place = place * jnp.where(c.sizes.number(c.dims[a]) > 1, number(n - 1, jnp.float32) / many, 0)
+        else:
+            place = (place + 0.5) * _scale(c, d) - 0.5
+            place = place if cubic else jnp.maximum(place, 0)
+        first = jnp.floor(place)
+        t = (place - first).astype(x.dtype)
+        first = first.astype(jnp.int32)
+        weights = _cubic(t) if cubic else [1 - t, t]
+        parts = [take(x, jnp.clip(first + k - cubic, 0, n - 1), a) * along(w, a, x.ndim) for k, w in enumerate(weights)]
+        x = sum(parts[1:], parts[0])
+    return x.astype(c.dtype)

@@ -1,0 +1,148 @@
+"""XLA's CPU client: static modules compiled, kept and run. torch tensors go in and come out where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import torch
+from jax._src import xla_bridge
+from jax._src.lib import _jax, xla_client
+
+from ..cache import folder
+from ..refine import Hlo
+
+log = logging.getLogger("keepdim")
+IN_MEMORY = 32  # executables of one program
+ON_DISK = 1 << 30  # bytes of all of them together
+
+
+def x64(wide: bool) -> Any:
+    """Sizes and numbers of 64 bits, where a program has them; jax's own setting is not touched."""
+    return jax.enable_x64(wide)
+
+
+@cache
+def _client() -> Any:
+    return xla_bridge.get_backend("cpu")
+
+
+def _device() -> Any:
+    return _client().local_devices()[0]
+
+
+def upload(x: torch.Tensor) -> Any:
+    """A tensor as a buffer of XLA; the same memory where it is aligned."""
+    return _jax.dlpack_managed_tensor_to_buffer(torch.utils.dlpack.to_dlpack(x.detach()), _device(), None)
+
+
+def download(x: Any) -> torch.Tensor:
+    """A buffer of XLA as a tensor, of the same memory."""
+    return torch.utils.dlpack.from_dlpack(_jax.buffer_to_dlpack_managed_tensor(x))
+
+
+class Executable:
+    """A compiled module."""
+
+    def __init__(self, loaded: Any):
+        self._loaded = loaded
+
+    def __call__(self, buffers: Sequence[Any]) -> list[torch.Tensor]:
+        outs = [o[0] for o in self._loaded.execute_sharded(buffers).disassemble_into_single_device_arrays()]
+        _jax.batched_block_until_ready(outs)  # inputs are the caller's memory
+        return [download(o) for o in outs]
+
+    def to_bytes(self) -> bytes:
+        """As it can be loaded again on this machine."""
+        return self._loaded.serialize()
+
+
+class Executables:
+    """Those of one program: a few in memory, all on disk as long as there is room. `compiled` counts compilations."""
+
+    def __init__(self, limit: int = IN_MEMORY, disk: int = ON_DISK):
+        self.limit, self.disk, self.compiled = limit, disk, 0
+        self._kept: OrderedDict[Any, Executable] = OrderedDict()
+
+    def get(self, key: Any) -> Executable | None:
+        """The one for this key, if it is in memory."""
+        if found := self._kept.get(key):
+            self._kept.move_to_end(key)
+        return found
+
+    def make(self, key: Any, hlo: Hlo) -> Executable:
+        """From disk, or compiled."""
+        data = hlo.text.encode()
+        path = _folder() / hashlib.sha256(_machine() + data).hexdigest()[:32]
+        made = _load(path) if self.disk else None
+        if made is None:
+            options = xla_client.CompileOptions()
+            made = Executable(_client().compile_and_load(hlo.module, _devices(), options))
+            self.compiled += 1
+            if self.disk:
+                _keep(made, path, self.disk)
+        self._kept[key] = made
+        while len(self._kept) > self.limit:
+            self._kept.popitem(last=False)
+        return made
+
+
+def _devices() -> Any:
+    return xla_client.DeviceList((_device(),))
+
+
+@cache
+def _machine() -> bytes:
+    """What an executable is good for: this version of XLA, this processor."""
+    about = Path("/proc/cpuinfo")
+    flags = next((line for line in about.read_text().splitlines() if line.startswith("flags")), "")
+    return f"{jax.__version__} {_client().platform_version} {flags}".encode()
+
+
+def _folder() -> Path:
+    return folder() / "xla"
+
+
+def _load(path: Path) -> Executable | None:
+    with contextlib.suppress(OSError):
+        data = path.read_bytes()
+        digest, body = data[:32], data[32:]
+        if hashlib.sha256(body).digest() == digest:
+            os.utime(path)  # the least recently used go first
+            return Executable(_client().deserialize_executable(body, _devices(), xla_client.CompileOptions()))
+        log.warning("the executable in %s is damaged and compiled again", path)
+    return None
+
+
+def _keep(made: Executable, path: Path, limit: int) -> None:
+    """Under its name only when it is whole; older ones go where there is no room."""
+    try:
+        body = made.to_bytes()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as f:
+            f.write(hashlib.sha256(body).digest() + body)
+        os.replace(part, path)
+        for old in _beyond(path.parent, limit):
+            old.unlink(missing_ok=True)
+    except OSError as e:
+        log.warning("the executable is not kept: %s", e)
+
+
+def _beyond(where: Path, limit: int) -> Iterator[Path]:
+    """The least recently used of what is more than the limit."""
+    found = sorted((p for p in where.iterdir() if not p.suffix), key=lambda p: p.stat().st_mtime, reverse=True)
+    total = 0
+    for p in found:
+        total += p.stat().st_size
+        if total > limit:
+            yield p

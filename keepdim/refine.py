@@ -1,0 +1,408 @@
+"""StableHLO texts and artifacts, and passes over them by name: dynamic programs become static ones.
+
+Works on any StableHLO, not only ours. The passes are those of StableHLO itself, from jaxlib, with its pipeline
+`remove-dynamism` and two small passes of our own, `inline` and `fold-constant-broadcast`.
+What a pass reports as an error is an error here, also where the pass goes on.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .errors import fail, optional
+
+EXTRA = "stablehlo"  # of pip: jax and jaxlib
+BYTECODE = b"ML\xefR"
+DYNAMIC = -1  # where a size is not known
+REMOVE_DYNAMISM = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
+# Passes over single functions; the others go over the module.
+OF_FUNCTIONS = {
+    "stablehlo-canonicalize-dynamism", "stablehlo-check-shape-assertions", "stablehlo-complex-math-expander",
+    "stablehlo-legalize-composite-to-call", "stablehlo-legalize-deprecated-ops", "stablehlo-legalize-quant-to-math",
+    "stablehlo-legalize-qdq-to-quantized-op", "stablehlo-legalize-quantized-op-to-qdq",
+    "chlo-legalize-to-stablehlo", "shape-legalize-to-stablehlo",
+}  # fmt: skip
+OF_MODULES = {
+    "stablehlo-refine-arguments", "stablehlo-refine-shapes", "stablehlo-compatibility-expander",
+    "stablehlo-convert-to-signless", "stablehlo-legalize-to-vhlo", "stablehlo-wrap-in-composite",
+    "vhlo-legalize-to-stablehlo", "vhlo-to-version", "canonicalize", "cse", "sccp", "symbol-dce",
+}  # fmt: skip
+BOUNDS = re.compile(r", #stablehlo\.bounds<[^>]*>")
+
+
+@cache
+def _mlir() -> Any:
+    """jaxlib's bindings, with StableHLO's passes registered."""
+    optional("refine", "jaxlib", EXTRA)
+    from jaxlib.mlir.dialects import stablehlo
+
+    stablehlo.register_stablehlo_passes()
+    return stablehlo
+
+
+@dataclass(frozen=True)
+class Type:
+    """A tensor type of a signature."""
+
+    text: str
+    element: str
+    dims: tuple[int, ...]  # DYNAMIC where it is `?`
+    bounds: tuple[int, ...]  # DYNAMIC where there is none
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether a size is not known."""
+        return DYNAMIC in self.dims
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Hlo:
+    """A module of StableHLO.
+
+    >>> hlo = Hlo.parse("func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> }")
+    >>> str(hlo.inputs[0]), hlo.static
+    ('tensor<?xf32>', False)
+    >>> [str(t) for t in hlo.run(["remove-dynamism"], ["tensor<16xf32>"]).results]
+    ['tensor<16xf32>']
+    """
+
+    def __init__(self, read: Callable[[Any], Any], subject: str):
+        self._errors: list[str] = []
+        _mlir()
+        from jax._src.interpreters import mlir as jax_mlir
+
+        self.context = jax_mlir.make_ir_context()
+        self.context.emit_error_diagnostics = True
+        self.context.attach_diagnostic_handler(self._diagnose)
+        with self.reporting(subject), self.context:
+            self.module = read(self.context)
+
+    # -- making
+    @staticmethod
+    def parse(source: str | bytes, subject: str = "text") -> Hlo:
+        """From text, MLIR bytecode or a portable artifact."""
+        from_bytes = isinstance(source, bytes) and source.startswith(BYTECODE)
+        if isinstance(source, bytes) and not from_bytes:
+            try:
+                source = source.decode()
+            except UnicodeDecodeError as e:
+                fail("refine", subject, "is neither StableHLO text nor an artifact", cause=e)
+        if from_bytes and (version := _version(source)) is not None:  # type: ignore[arg-type]
+            return Hlo._artifact(source, version, subject)  # type: ignore[arg-type]
+
+        def read(context: Any) -> Any:
+            from jaxlib.mlir import ir
+
+            return ir.Module.parse(source, context)
+
+        return Hlo(read, subject)
+
+    @staticmethod
+    def _artifact(data: bytes, version: tuple[int, ...], subject: str) -> Hlo:
+        stablehlo = _mlir()
+        current = tuple(map(int, stablehlo.get_current_version().split(".")))
+        if version > current:
+            fail("refine", subject, f"is of StableHLO {_dotted(version)}, newer than this build reads "
+                 f"({_dotted(current)})", "Upgrade jaxlib, or write the artifact for an older version")  # fmt: skip
+        return Hlo(lambda context: stablehlo.deserialize_portable_artifact(context, data), subject)
+
+    @staticmethod
+    def load(path: str | Path) -> Hlo:
+        """From a file."""
+        try:
+            return Hlo.parse(Path(path).read_bytes(), str(path))
+        except OSError as e:
+            fail("refine", str(path), f"cannot be read ({e.strerror})", cause=e)
+
+    # -- reading
+    @property
+    def text(self) -> str:
+        """As MLIR prints it."""
+        return str(self.module)
+
+    def artifact(self) -> bytes:
+        """As a portable artifact of StableHLO, which later versions read."""
+        stablehlo = _mlir()
+        with self.reporting("artifact"):
+            return stablehlo.serialize_portable_artifact_str(self.text, stablehlo.get_current_version())
+
+    @property
+    def main(self) -> Any:
+        """The function that is run: `main`, or the only one."""
+        functions = [op for op in self.module.body.operations if op.operation.name == "func.func"]
+        named = [f for f in functions if f.name.value == "main"]
+        if not named and len(functions) != 1:
+            fail("refine", "module", f"has no function main (it has: {', '.join(f.name.value for f in functions)})")
+        return (named or functions)[0]
+
+    @property
+    def inputs(self) -> list[Type]:
+        """The types that main takes."""
+        return [_type(t) for t in self.main.type.inputs]
+
+    @property
+    def results(self) -> list[Type]:
+        """The types that main gives."""
+        return [_type(t) for t in self.main.type.results]
+
+    def operations(self) -> Iterator[Any]:
+        """Every operation, those inside others after them."""
+        return _inside(self.module.operation)
+
+    def counts(self) -> Counter[str]:
+        """How many operations of each name."""
+        return Counter(op.name for op in self.operations())
+
+    @property
+    def static(self) -> bool:
+        """Whether every size is known, and no operation is one of dynamic shapes."""
+        values = (r.type for op in self.operations() for r in op.results)
+        return not any(_type(t).dynamic for t in (*self.main.type.inputs, *values)) and not [
+            n for n in self.counts() if n.startswith("stablehlo.dynamic_") and n not in STATIC_THOUGH_DYNAMIC
+        ]
+
+    def assertions(self) -> list[str]:
+        """What its shape assertions say."""
+        return [
+            _string(op.attributes["error_message"])
+            for op in self.operations()
+            if op.name == "stablehlo.custom_call" and _string(op.attributes["call_target_name"]) == "shape_assertion"
+        ]
+
+    def attribute(self, name: str) -> str | None:
+        """A text that stands on the module."""
+        found = self.module.operation.attributes
+        return _string(found[name]) if name in found else None
+
+    def set_attribute(self, name: str, text: str) -> None:
+        """Write a text on the module."""
+        from jaxlib.mlir import ir
+
+        with self.context:
+            self.module.operation.attributes[name] = ir.StringAttr.get(text)
+
+    # -- passes
+    def run(self, passes: Sequence[str], types: Sequence[str] | None = None) -> Hlo:
+        """These passes in order, here; `types` are the arguments' for refine-arguments."""
+        for _ in self.each(passes, types):
+            pass
+        return self
+
+    def each(self, passes: Sequence[str], types: Sequence[str] | None = None) -> Iterator[str]:
+        """The same; gives the name of each pass after it was run."""
+        names = [n for name in passes for n in (REMOVE_DYNAMISM if _plain(name) == "remove-dynamism" else (name,))]
+        found = [_find(n) for n in names]
+        if types is not None:
+            if "stablehlo-refine-arguments" not in [n for n, _ in found]:
+                fail("refine", "types", "are for refine-arguments, which is not among the passes")
+            self._check(types)
+        for name, options in found:
+            if name == "stablehlo-refine-arguments" and not options:
+                if types is None:
+                    fail("refine", name, "needs the types of all arguments", "Say --types 'tensor<16xf32>,...'")
+                options = f"{{types={','.join(types)}}}"
+            with self.reporting(name), self.context:
+                self._run(name, options)
+            yield name
+
+    def _run(self, name: str, options: str) -> None:
+        from jaxlib.mlir.passmanager import PassManager
+
+        if name in OWN:
+            OWN[name](self)
+            return
+        inner = f"func.func({name}{options})" if name in OF_FUNCTIONS else name + options
+        PassManager.parse(f"builtin.module({inner})", self.context).run(self.module.operation)
+
+    def _check(self, types: Sequence[str]) -> None:
+        """What refine-arguments lets pass: sizes over a bound. Bounds go then, since shapes are not refined through
+        them."""
+        given = [self.type(t) for t in types]
+        have = self.inputs
+        if len(given) != len(have):
+            fail("refine", "types", f"are {len(given)} for {len(have)} arguments")
+        for i, (new, old) in enumerate(zip(given, have, strict=True)):
+            subject = f"argument {i}"
+            if new.element != old.element or len(new.dims) != len(old.dims):
+                fail("refine", subject, f"is {old}, which {new} does not refine")
+            for d, (n, m, most) in enumerate(zip(new.dims, old.dims, old.bounds, strict=True)):
+                if m not in (DYNAMIC, n):
+                    fail("refine", f"{subject} dim {d}", f"is {m}, got {'?' if n == DYNAMIC else n}")
+                if most != DYNAMIC and n > most:
+                    fail("refine", f"{subject} dim {d}", f"{n} is over its bound {most}")
+        if any(b != DYNAMIC for t in have for b in t.bounds) and not any(t.dynamic for t in given):
+            text = BOUNDS.sub("", self.text)
+            self.module = Hlo.parse(text)._moved(self.context)
+
+    def _moved(self, context: Any) -> Any:
+        from jaxlib.mlir import ir
+
+        return ir.Module.parse(self.text, context)
+
+    def type(self, text: str) -> Type:
+        """A tensor type from its text."""
+        from jaxlib.mlir import ir
+
+        with self.reporting(f"type {text!r}"), self.context:
+            return _type(ir.Type.parse(text))
+
+    # -- errors
+    def _diagnose(self, found: Any) -> bool:
+        if str(found.severity).endswith("ERROR"):
+            where = re.search(r":(\d+):(\d+)$", str(found.location).removesuffix(")").replace('"', ""))
+            place = f" (line {where[1]})" if where and where[1] != "0" else ""
+            self._errors.append(found.message + place)
+        return True
+
+    @contextmanager
+    def reporting(self, subject: str) -> Iterator[None]:
+        """What MLIR reports, or raises, as a sentence."""
+        self._errors.clear()
+        cause = None
+        try:
+            yield
+        except Exception as e:  # MLIR's own kinds; the reason is in what it reported
+            if type(e).__module__.startswith("keepdim"):
+                raise
+            cause = e
+        if cause is not None or self._errors:
+            said = "; ".join(dict.fromkeys(" ".join(m.split()) for m in self._errors)) or str(cause)
+            fail("refine", subject, said, cause=cause)
+
+
+def _version(data: bytes) -> tuple[int, ...] | None:
+    """Of a portable artifact, which names its producer; None for other bytecode."""
+    found = re.match(rb"ML\xefR.StableHLO_v(\d+)\.(\d+)\.(\d+)\0", data, re.S)
+    return tuple(int(n) for n in found.groups()) if found else None
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _inside(op: Any) -> Iterator[Any]:
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from _inside(inner.operation)
+
+
+def _string(attribute: Any) -> str:
+    return attribute.value
+
+
+def _type(t: Any) -> Type:
+    """A ranked tensor; anything else has no dims."""
+    from jaxlib.mlir import ir
+
+    if not isinstance(t, ir.RankedTensorType):
+        return Type(str(t), str(t), (), ())
+    dims = tuple(DYNAMIC if t.is_dynamic_dim(d) else t.get_dim_size(d) for d in range(t.rank))
+    given = re.search(r"#stablehlo\.bounds<([^>]*)>", str(t.encoding) if t.encoding is not None else "")
+    bounds = [DYNAMIC if b.strip() == "?" else int(b) for b in given[1].split(",")] if given else [DYNAMIC] * t.rank
+    return Type(str(t), str(t.element_type), dims, tuple(bounds))
+
+
+# Dynamic by where they read or write, not by a shape.
+STATIC_THOUGH_DYNAMIC = {"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"}
+
+
+# ---------------------------------------------------------------- passes by name
+def _plain(name: str) -> str:
+    return name.strip().lstrip("-").removeprefix("stablehlo-")
+
+
+def _find(name: str) -> tuple[str, str]:
+    """The full name of a pass, and its options in braces."""
+    head, brace, rest = name.strip().lstrip("-").partition("{")
+    known = OF_FUNCTIONS | OF_MODULES | OWN.keys()
+    for full in (head, f"stablehlo-{head}"):
+        if full in known:
+            return full, brace + rest
+    shown = sorted(n.removeprefix("stablehlo-") for n in known)
+    fail("refine", f"pass {head!r}", "is not known", f"There are: remove-dynamism, {', '.join(shown)}")
+
+
+def fold_constant_broadcast(hlo: Hlo) -> None:
+    """A number that is broadcast to a known shape becomes a constant of that shape."""
+    from jaxlib.mlir import ir
+
+    stablehlo = _mlir()
+    for op in list(hlo.operations()):
+        if op.name != "stablehlo.broadcast_in_dim" or _type(op.results[0].type).dynamic:
+            continue
+        source = getattr(op.operands[0].owner, "operation", None)  # an argument's owner is a block
+        if source is None or source.name != "stablehlo.constant":
+            continue
+        value = ir.DenseElementsAttr(source.attributes["value"])
+        if not value.is_splat:
+            continue
+        with ir.InsertionPoint(op), op.location:
+            whole = ir.DenseElementsAttr.get_splat(op.results[0].type, value.get_splat_value())
+            made = stablehlo.ConstantOp(whole)
+        op.results[0].replace_all_uses_with(made.result)
+        op.erase()
+        if not list(source.results[0].uses):
+            source.erase()
+
+
+def refine_polymorphic_shapes(hlo: Hlo) -> None:
+    """XLA's own way from refined arguments to a static module: it inlines, refines, and checks the assertions."""
+    from jax._src.lib import _jax
+    from jaxlib.mlir import ir
+
+    data = io.BytesIO()
+    hlo.module.operation.write_bytecode(data)
+    made = _jax.mlir.refine_polymorphic_shapes(
+        data.getvalue(), enable_shape_assertions=True, validate_static_shapes=True
+    )
+    hlo.module = ir.Module.parse(made, hlo.context)
+
+
+def inline(hlo: Hlo) -> None:
+    """Calls replaced by the bodies they call, in main; MLIR's own pass does not know StableHLO's operations."""
+    from jaxlib.mlir import ir
+
+    functions = {f.name.value: f for f in hlo.module.body.operations if f.operation.name == "func.func"}
+    while calls := [op for op in hlo.operations() if op.name == "func.call" and _owner(op) == hlo.main.name.value]:
+        for call in calls:
+            body = functions[call.attributes["callee"].value].entry_block
+            known = dict(zip(body.arguments, call.operands, strict=True))
+            for op in body.operations:
+                if op.operation.name == "func.return":
+                    made = [known.get(v, v) for v in op.operation.operands]
+                    break
+                copy = op.operation.clone(ir.InsertionPoint(call))
+                for inner in (copy, *_inside(copy)):
+                    for i, v in enumerate(inner.operands):
+                        if v in known:
+                            inner.operands[i] = known[v]
+                known.update(zip(op.operation.results, copy.results, strict=True))
+            for old, new in zip(call.results, made, strict=True):
+                old.replace_all_uses_with(new)
+            call.erase()
+
+
+def _owner(op: Any) -> str:
+    """The function that an operation stands in."""
+    while op.name != "func.func":
+        op = op.parent.operation
+    return op.attributes["sym_name"].value
+
+
+OWN: dict[str, Callable[[Hlo], None]] = {
+    "inline": inline,
+    "fold-constant-broadcast": fold_constant_broadcast,
+    "refine-polymorphic-shapes": refine_polymorphic_shapes,
+}
