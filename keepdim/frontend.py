@@ -89,7 +89,7 @@ def build(
     engine: str | None = None,
     quantised: Mapping[FxNode, Quantised] = {},
     stays: passes.Stays = passes.nothing,
-    rows: Mapping[OpOverload, Row] = ROWS,
+    rows: Mapping[OpOverload, Row | None] = ROWS,
 ) -> Lowered:
     """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`.
 
@@ -153,7 +153,7 @@ def refusal(engine: str, program: Program) -> str | None:
 class _Builder:
     """Collects values and nodes; implements the Sink that rows write to."""
 
-    def __init__(self, inputs: Sequence[FxNode], symbols: Mapping[str, Dim], rows: Mapping[OpOverload, Row] = ROWS):
+    def __init__(self, inputs: Sequence[FxNode], symbols: Mapping[str, Dim], rows: Mapping[OpOverload, Row | None] = ROWS):
         dim_order_rows()
         self.symbols, self.rows = symbols, rows
         self.counts: list[int] = []  # values that are sizes of others, by their attribute `symbol`
@@ -514,16 +514,16 @@ def lower_program(
     engine: str | None,
     weights: Mapping[str, Quantised] = {},
     stays: passes.Stays = passes.nothing,
-    rows: Mapping[OpOverload, Row] = ROWS,
+    rows: Mapping[OpOverload, Row | None] = ROWS,
 ) -> Lowered:
     """The Program of all nodes of an ExportedProgram, for an engine; Unsupported where a node has no row.
 
     `weights` are quantised, by the names of the parameters that they stand for; their tensors are not read. Those that
-    `stays` names stay where they are. `rows` may have more than the engines' own; a value with an attribute `symbol` is
-    that size, and an output of its own behind the others.
+    `stays` names stay where they are. `rows` may have more than the engines' own, None for what computes nothing; a
+    value with an attribute `symbol` is that size, and an output of its own behind the others.
     """
     constants = constants_of(ep)
-    nodes = [n for n in ep.graph.nodes if n.op == "call_function"]
+    nodes = [n for n in ep.graph.nodes if n.op == "call_function" and rows.get(overload(n), n) is not None]
     inputs = [n for n in ep.graph.nodes if n.op == "placeholder" and n not in constants]
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     outputs = list(ep.graph.output_node().args[0])

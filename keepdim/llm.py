@@ -12,7 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,6 +27,9 @@ from .quant import Quantised, fits, new_state, quantise
 from .reading import read
 from .signature import Signature, Transport
 from .torch_ops import cached_attention
+
+if TYPE_CHECKING:  # exporting needs all of exir; running a file does not
+    from .capture import Captured
 
 LEAST = 8  # tokens of a context: the example has 7
 LOGITS = 128  # rows of logits that one call may ask for
@@ -135,33 +138,16 @@ def lower_llm(
     `mapped` stay there, and loading maps them from it. `text` stands in the file beside the model: its tokenizer, as
     `keepdim.generate` writes it.
     """
-    from .capture import Captured
     from .lowering import lower_whole
     from .ops import Unsupported
 
-    if cache not in CACHES:
-        fail("lower", f"cache {cache!r}", f"is not one of {', '.join(CACHES)}")
-    _check_interface(model)
-    limit = getattr(model.config, "max_position_embeddings", max_context)
-    if not LEAST <= max_context <= limit:
-        fail("lower", "max_context", f"{max_context} is out of range {LEAST}..{limit} of the model")
-    wrapped = _Decoder(model, max_context, cache)
-    seq, rows = Dim("seq_len", min=1, max=max_context), Dim("rows", min=1, max=min(LOGITS, max_context))
-    examples = (torch.zeros(1, LEAST - 1, dtype=torch.int64), torch.tensor([0]), torch.tensor([0, 1, 2]))
-    try:
-        with wrapped, torch.no_grad():
-            ep = export(wrapped, examples, dynamic_shapes=({1: seq}, None, {0: rows}), strict=False)
-    except KeepdimError:
-        raise
-    except Exception as e:  # transformers and torch raise many kinds
-        why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-        fail("lower", type(model).__name__, f"cannot be exported ({why})", cause=e)
+    wrapped = _wrapped(model, max_context, cache)
+    captured = _exported(wrapped)
     stored, notes = _quantised(wrapped, quant) if quant else ({}, [])
     stored |= {f"model.{name}": w for name, w in (weights or {}).items()}
     folder = tempfile.mkdtemp(prefix="keepdim-")
     try:
         path = Path(folder) / "model.pte"
-        captured = Captured(ep, _signature(ep), _names(ep))
         try:
             lower_whole(captured, path, engine, stored, {TEXT_METHOD: text}, mapped)
         except Unsupported as e:
@@ -193,6 +179,41 @@ def _check_interface(model: Any) -> None:
             dtype = dtype_name(p.dtype, key)
             fail("lower", name, f"its parameter {key!r} is {dtype}, expected f32",
                  f"Call float() on it; quant={dtype!r} keeps weights so in the file")  # fmt: skip
+
+
+def export_llm(model: torch.nn.Module, max_context: int = 2048, *, cache: str = "f32") -> Captured:
+    """A decoder as `lower_llm` takes it, before it is lowered: what `to_stablehlo` makes StableHLO of.
+
+    It takes tokens [1, seq_len], position [1] and rows; keys and values of every layer are states.
+    """
+    return _exported(_wrapped(model, max_context, cache))
+
+
+def _wrapped(model: Any, max_context: int, cache: str) -> _Decoder:
+    if cache not in CACHES:
+        fail("lower", f"cache {cache!r}", f"is not one of {', '.join(CACHES)}")
+    _check_interface(model)
+    limit = getattr(model.config, "max_position_embeddings", max_context)
+    if not LEAST <= max_context <= limit:
+        fail("lower", "max_context", f"{max_context} is out of range {LEAST}..{limit} of the model")
+    return _Decoder(model, max_context, cache)
+
+
+def _exported(wrapped: _Decoder) -> Captured:
+    from .capture import Captured
+
+    most = wrapped.context
+    seq, rows = Dim("seq_len", min=1, max=most), Dim("rows", min=1, max=min(LOGITS, most))
+    examples = (torch.zeros(1, LEAST - 1, dtype=torch.int64), torch.tensor([0]), torch.tensor([0, 1, 2]))
+    try:
+        with wrapped, torch.no_grad():
+            ep = export(wrapped, examples, dynamic_shapes=({1: seq}, None, {0: rows}), strict=False)
+    except KeepdimError:
+        raise
+    except Exception as e:  # transformers and torch raise many kinds
+        why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        fail("lower", type(wrapped.model).__name__, f"cannot be exported ({why})", cause=e)
+    return Captured(ep, _signature(ep), _names(ep))
 
 
 def _quantised(model: torch.nn.Module, dtype: str) -> tuple[dict[str, Quantised], list[str]]:
@@ -246,7 +267,7 @@ class _Decoder(torch.nn.Module):
 
     def __init__(self, model: Any, max_context: int, dtype: str):
         super().__init__()
-        self.model, self._context, self._dtype = model, max_context, dtype
+        self.model, self.context, self._dtype = model, max_context, dtype
         self._call = _Call()
         self._layers: dict[torch.nn.Module, list[torch.Size]] = {}  # the shapes of keys and values of each
         self._ropes: list[tuple[Any, str, torch.Tensor]] = []  # those that are held, with what they were
@@ -294,7 +315,7 @@ class _Decoder(torch.nn.Module):
                  "that transformers lets us replace; the others would see nothing of earlier calls")  # fmt: skip
         for layer, shapes in self._layers.items():
             for name, (batch, heads, _, width) in zip(CACHE_NAMES, shapes, strict=True):
-                cache = new_state((batch, heads, self._context, width), self._dtype)
+                cache = new_state((batch, heads, self.context, width), self._dtype)
                 layer.register_buffer(name, cache, persistent=False)
 
     def __exit__(self, *_: Any) -> None:

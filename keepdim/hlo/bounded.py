@@ -147,7 +147,6 @@ def text(program: StableHLOProgram) -> str:
     face = [f"  func.func public @main({', '.join(args)}) -> ({', '.join(shown)}) {{", *lines,
             f"    return {', '.join(results)} : {', '.join(shown)}", "  }"]  # fmt: skip
     body = re.sub(r"func\.func public @main\(", f"func.func private @{INNER}(", program.hlo.text, count=1)
-    body = re.sub(r" \{jax\.result_info = \"[^\"]*\"\}", "", body)
     head, _, rest = body.partition("\n")
     return Hlo.parse("\n".join([head, *face, rest])).text
 

@@ -1,7 +1,8 @@
-"""From a captured model to StableHLO: the same Program that engines get, traced by jax with every symbol in one scope."""
+"""From a captured model to StableHLO: the Program that engines get, traced by jax with every symbol in one scope."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,6 @@ from ..propagate import settle
 from ..quant import Quantised, dequantise
 from ..reading import read, shape_env_of
 from ..refine import Hlo
-from ..rewrite import strip_asserts
 from ..signature import Signature
 from .data import ROWS_OF_DATA
 from .program import Argument, StableHLOProgram
@@ -36,6 +36,7 @@ from .table import DTYPES, ROWS, Array, Call, Sizes, number, product, refused
 from .xla import x64
 
 CHANGES = {"cached_attention": (4, 5)}  # op → the operands that it gives new values, behind its result
+RESULT_INFO = re.compile(r" \{jax\.result_info = \"[^\"]*\"\}")  # on every result, and nothing in it
 CLEAN = ("inline", "canonicalize", "cse", "symbol-dce")
 
 
@@ -83,7 +84,6 @@ def _lower(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> Lowered:
     for spec in ep.graph_signature.output_specs:
         if spec.kind != OutputKind.USER_OUTPUT:
             raise Unsupported(f"it changes {spec.target!r}, which is no state of an op of keepdim's own")
-    strip_asserts(ep)
     lowered = frontend.lower_program(ep, symbols, None, rows=ROWS_OF_DATA)
     return passes.run(*lowered)
 
@@ -170,7 +170,7 @@ def emit(lowered: Lowered, signature: Signature, bounds: bool) -> StableHLOProgr
         specs += [([d.eval({}) for d in v.dims], _stored(v)) for _, v in named]
         structs = [jax.ShapeDtypeStruct(dims, DTYPES[dtype]) for dims, dtype in specs]
         exported = jax_export.export(jax.jit(run, keep_unused=True), platforms=["cpu"])(*structs)
-        hlo = Hlo.parse(exported.mlir_module()).run(CLEAN)
+        hlo = Hlo.parse(RESULT_INFO.sub("", exported.mlir_module())).run(CLEAN)
     results = [Argument("output", s.name, s.dtype) for s in contract.outputs]
     results += [Argument("count", name, "i64") for name in data]
     results += [Argument("state", program.value(i).key, program.value(i).dtype) for i in states]

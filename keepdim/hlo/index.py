@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from ..dims import Dim
 from .table import Array, Call, highest, iota, lowest, row
@@ -20,7 +21,7 @@ def rows_of(x: Array, index: Array, size: Any, axis: int = 0) -> Array:
 
 
 def _bad(dtype: Any) -> Any:
-    return jnp.asarray(jnp.nan if jnp.issubdtype(dtype, jnp.floating) else lowest(dtype), dtype)
+    return np.asarray(np.nan if jnp.issubdtype(dtype, jnp.floating) else lowest(dtype), dtype)
 
 
 @row("embedding")
@@ -98,12 +99,14 @@ def _index(c: Call) -> Array:
 
 @row("index_put")
 def _index_put(c: Call) -> Array:
-    return _written(c)[0].set(_written(c)[1], mode="drop")
+    at, values = _written(c)
+    return at.set(values, mode="drop")
 
 
 @row("index_add")
 def _index_add(c: Call) -> Array:
-    return _written(c)[0].add(_written(c)[1], mode="drop")
+    at, values = _written(c)
+    return at.add(values, mode="drop")
 
 
 def _written(c: Call) -> tuple[Any, Array]:
