@@ -1,4 +1,4 @@
-"""The command line: keepdim demo | lower | run | inspect | embed | generate | tune."""
+"""The command line: keepdim demo | lower | run | inspect | refine | embed | generate | tune."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   keepdim lower model.py:make -o model.pte       make() returns (model, args, dynamic_shapes)
   keepdim inspect model.pte                      the contract, then each delegate's program
   keepdim run model.pte --input x=randn:1,17,64  any shape in the contract, inputs by their names in it
+  keepdim refine m.mlir --types "tensor<16xf32>" --print-after-each   StableHLO, made static
   keepdim embed "a text" "another"               a line of JSON each: {"text": ..., "embedding": [...]}
   keepdim embed --file in.txt -o out.npy         a text a line, a row a text
   keepdim generate smollm2 --prompt "Who are you?"   the model's answer, as it is made
@@ -90,13 +91,21 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--input", action="append", default=[], metavar="NAME=VALUE", help=forms)
     p.add_argument("--seed", type=int, default=0, help="of randn and randint (default 0)")
     p.add_argument("-o", "--output", type=Path, help="save the results here as well (torch.save)")
-    p = command("inspect", _inspect, "print the contract and the programs of a .pte")
+    p = command("inspect", _inspect, "print the contract and the programs of a .pte, or what StableHLO has in it")
     p.add_argument("file", type=Path)
     p.add_argument("--json", action="store_true", help="as JSON")
     p.add_argument("--verify", action="store_true", help="check the weights against their checksums too")
     p = command("tune", _tune, "measure at which sizes kernels change on this machine, for every later start")
     p.add_argument("--seconds", type=float, default=2.0, help="to spend on each (default 2)")
     p.add_argument("--times", action="store_true", help="print what was measured")
+    p = command("refine", _refine, "run passes over StableHLO text or an artifact, and print the result")
+    p.add_argument("file", type=Path, help="a .mlir text, or an artifact")
+    p.add_argument("--types", help="of all arguments: 'tensor<16xf32>,tensor<4xi64>'")
+    p.add_argument("--sizes", nargs="+", metavar="NAME=N", help="instead of types and passes: sizes of the contract")
+    chosen = "in order, with commas between them (default: remove-dynamism); an unknown name lists those there are"
+    p.add_argument("--passes", default="remove-dynamism", help=chosen)
+    p.add_argument("--print-after-each", action="store_true", help="print the program after each pass")
+    p.add_argument("-o", "--output", type=Path, help="write it here: text if the name ends in .mlir, else an artifact")
     p = command("embed", _embed, "print or write the embeddings of texts, each a vector of length 1")
     p.add_argument("text", nargs="*", help="the texts")
     p.add_argument("--file", type=Path, help="take the texts from here, one a line (an empty line is a text too)")
@@ -229,7 +238,53 @@ def _show(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)} [{head}{', ...' if value.numel() > 6 else ''}]"
 
 
+def _refine(args: argparse.Namespace) -> int:
+    from .refine import Hlo, split
+
+    if args.sizes is not None:
+        hlo = _sized(args)
+    else:
+        hlo = Hlo.load(args.file)
+        for name in hlo.each(split(args.passes), None if args.types is None else split(args.types)):
+            if args.print_after_each:
+                print(f"// After {name}\n{hlo.text}")
+    if args.output is not None:
+        args.output.write_bytes(hlo.text.encode() if args.output.suffix == ".mlir" else hlo.artifact())
+    elif not args.print_after_each:
+        print(hlo.text)
+    return 0
+
+
+def _sized(args: argparse.Namespace) -> Any:
+    """Refined by sizes of the contract."""
+    from .hlo import load_stablehlo
+
+    sizes = dict(part.split("=", 1) if "=" in part else (part, "") for part in args.sizes)
+    if bad := [k for k, v in sizes.items() if not v.isdecimal()]:
+        fail("cli", f"--sizes {bad[0]}", f"{sizes[bad[0]]!r} is no size", "Say --sizes seq_len=16")
+    return load_stablehlo(args.file).refine(**{k: int(v) for k, v in sizes.items()}).hlo
+
+
+def _inspect_stablehlo(args: argparse.Namespace) -> int:
+    from .refine import Hlo
+
+    hlo = Hlo.load(args.file)
+    about = hlo.about()
+    if args.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(about)).decode() + "\n")
+        return 0
+    print(f"main({', '.join(about['inputs'])}) -> ({', '.join(about['results'])})")
+    print("static" if about["static"] else f"dynamic: {', '.join(about['dynamic']) or 'inside'}")
+    for sentence in about["assertions"]:
+        print(f"asserts: {sentence}")
+    for op, n in about["operations"].items():
+        print(f"  {n} x {op}")
+    return 0
+
+
 def _inspect(args: argparse.Namespace) -> int:
+    if args.file.suffix in (".mlir", ".mlirbc"):
+        return _inspect_stablehlo(args)
     pte.check(args.file, weights=args.verify)
     signature = Signature.from_json(pte.contract_text(args.file))
     contract, mapped = signature.contract, signature.mapped

@@ -32,6 +32,9 @@ COND = torch.ops.higher_order.cond
 ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
 
+Rows = Mapping[OpOverload, Row | None]
+
+
 class Symbols(Mapping[str, Dim]):
     """torch's symbol names → Dims: the contract's where it knows them, the ShapeEnv's own range otherwise."""
 
@@ -89,7 +92,7 @@ def build(
     engine: str | None = None,
     quantised: Mapping[FxNode, Quantised] = {},
     stays: passes.Stays = passes.nothing,
-    rows: Mapping[OpOverload, Row | None] = ROWS,
+    rows: Rows = ROWS,
 ) -> Lowered:
     """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`.
 
@@ -153,7 +156,7 @@ def refusal(engine: str, program: Program) -> str | None:
 class _Builder:
     """Collects values and nodes; implements the Sink that rows write to."""
 
-    def __init__(self, inputs: Sequence[FxNode], symbols: Mapping[str, Dim], rows: Mapping[OpOverload, Row | None] = ROWS):
+    def __init__(self, inputs: Sequence[FxNode], symbols: Mapping[str, Dim], rows: Rows = ROWS):
         dim_order_rows()
         self.symbols, self.rows = symbols, rows
         self.counts: list[int] = []  # values that are sizes of others, by their attribute `symbol`
@@ -514,7 +517,7 @@ def lower_program(
     engine: str | None,
     weights: Mapping[str, Quantised] = {},
     stays: passes.Stays = passes.nothing,
-    rows: Mapping[OpOverload, Row | None] = ROWS,
+    rows: Rows = ROWS,
 ) -> Lowered:
     """The Program of all nodes of an ExportedProgram, for an engine; Unsupported where a node has no row.
 

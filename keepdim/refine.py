@@ -191,6 +191,22 @@ class Hlo:
         with self.context:
             self.module.operation.attributes[name] = ir.StringAttr.get(text)
 
+    def about(self) -> dict[str, Any]:
+        """Its signature, what is dynamic in it and how far, what it asserts, how many operations it has."""
+
+        def dynamic(what: str, types: Sequence[Type]) -> list[str]:
+            places = [(i, d, b) for i, t in enumerate(types) for d, b in enumerate(t.bounds) if t.dims[d] == DYNAMIC]
+            return [f"{what} {i} dim {d}" + (f" (at most {b})" if b != DYNAMIC else "") for i, d, b in places]
+
+        return {
+            "inputs": list(map(str, self.inputs)),
+            "results": list(map(str, self.results)),
+            "dynamic": dynamic("argument", self.inputs) + dynamic("result", self.results),
+            "assertions": self.assertions(),
+            "operations": dict(self.counts().most_common()),
+            "static": self.static,
+        }
+
     # -- passes
     def run(self, passes: Sequence[str], types: Sequence[str] | None = None) -> Hlo:
         """These passes in order, here; `types` are the arguments' for refine-arguments."""
@@ -319,6 +335,22 @@ STATIC_THOUGH_DYNAMIC = {"stablehlo.dynamic_slice", "stablehlo.dynamic_update_sl
 
 
 # ---------------------------------------------------------------- passes by name
+def split(text: str) -> list[str]:
+    """At commas, but for those inside brackets.
+
+    >>> split("tensor<16xf32>, tensor<?x4xf32, #stablehlo.bounds<16, ?>>")
+    ['tensor<16xf32>', 'tensor<?x4xf32, #stablehlo.bounds<16, ?>>']
+    """
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "<{") - (c in ">}")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return [p.strip() for p in parts if p.strip()]
+
+
 def _plain(name: str) -> str:
     return name.strip().lstrip("-").removeprefix("stablehlo-")
 

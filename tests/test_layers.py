@@ -26,6 +26,11 @@ SEES = {
     "cache": {"_native", "errors"},
     "mapped": {"errors", "cache"},
     "signature": {"errors", "contract", "mapped", "tables"},
+    "refine": {"errors"},
+    "hlo": {
+        *("_native", "errors", "cache", "dims", "contract", "reading", "program", "signature", "quant", "ops"),
+        *("passes", "frontend", "propagate", "capture", "lowering", "refine"),
+    },
     "pte": {"errors", "program", "signature"},
     "torch_ops": {"quant"},
     "ops": {"dims", "contract", "program", "torch_ops"},
@@ -67,9 +72,12 @@ SEES = {
     },
     "gguf": {"errors", "mapped", "quant"},
     "generate": {"errors", "cache", "llm", "gguf"},
-    "cli": {"errors", "contract", "signature", "pte", "module", "progress", "splits", "demo", "embed", "generate"},
+    "cli": {
+        *("errors", "contract", "signature", "pte", "module", "progress", "splits", "demo", "embed", "generate"),
+        *("refine", "hlo"),
+    },
     "__main__": {"cli"},
-    "__init__": {"_native", "errors", "contract", "module", "llm", "partition", "ranges"},
+    "__init__": {"_native", "errors", "contract", "module", "llm", "partition", "ranges", "hlo"},
 }
 FILES = sorted({p.relative_to(PACKAGE).parts[0].removesuffix(".py") for p in PACKAGE.rglob("*.py")})
 

@@ -7,14 +7,14 @@ client takes no bounded arguments, so that what it is given is the inner functio
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..contract import Symbol
 from ..dims import Dim
-from ..refine import Hlo
+from ..refine import Hlo, Type
 from .xla import upload
 
 if TYPE_CHECKING:
@@ -46,109 +46,127 @@ def padded(program: StableHLOProgram, inputs: Sequence[torch.Tensor]) -> list[An
     return [upload(x) for x in pad(program, inputs)]
 
 
-def _bounded(text: str, dims: Sequence[int], spec: Sequence[Dim]) -> str:
-    """A static type as the one with bounds, where the contract says that a size may be smaller."""
-    if all(d.value is not None for d in spec):
-        return text
-    sizes = ["?" if d.value is None else str(n) for n, d in zip(dims, spec, strict=True)]
-    most = [str(n) if d.value is None else "?" for n, d in zip(dims, spec, strict=True)]
-    element = text.removesuffix(">").rpartition("x")[2]
-    return f"tensor<{'x'.join([*sizes, element])}, #stablehlo.bounds<{', '.join(most)}>>"
-
-
 class _Number:
-    """A size that is computed in the text."""
+    """A size that the face computes."""
 
-    def __init__(self, value: Callable[[str], str], name: str):
-        self.value, self.name = value, name
+    def __init__(self, face: Face, name: str):
+        self.face, self.name = face, name
 
-    def _op(self, op: str, other: _Number | int) -> _Number:
-        if not isinstance(other, _Number):
-            other = _Number(self.value, self.value(f"stablehlo.constant dense<{other}> : tensor<i32>"))
-        return _Number(self.value, self.value(f"stablehlo.{op} {self.name}, {other.name} : tensor<i32>"))
+    def op(self, op: str, other: _Number | int) -> _Number:
+        other = other if isinstance(other, _Number) else self.face.constant(other)
+        return _Number(self.face, self.face.value(f"stablehlo.{op} {self.name}, {other.name} : tensor<i32>"))
 
     def __add__(self, other: _Number | int) -> _Number:
-        return self if isinstance(other, int) and other == 0 else self._op("add", other)
+        return self if isinstance(other, int) and other == 0 else self.op("add", other)
 
     def __mul__(self, other: _Number | int) -> _Number:
-        return self if isinstance(other, int) and other == 1 else self._op("multiply", other)
-
-    def __floordiv__(self, other: _Number | int) -> _Number:
-        return self._op("divide", other)  # sizes are not negative
+        return self if isinstance(other, int) and other == 1 else self.op("multiply", other)
 
     __radd__, __rmul__ = __add__, __mul__
 
 
-FUNCTIONS = {
-    "floordiv": lambda a, b: a // b,
-    "mod": lambda a, b: a._op("remainder", b),
-    "max": lambda a, b: a._op("maximum", b) if isinstance(a, _Number) else b._op("maximum", a),
-    "min": lambda a, b: a._op("minimum", b) if isinstance(a, _Number) else b._op("minimum", a),
+def _extreme(op: str) -> Callable[[Any, Any], _Number]:
+    return lambda a, b: a.op(op, b) if isinstance(a, _Number) else b.op(op, a)
+
+
+FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "floordiv": lambda a, b: a.op("divide", b),  # sizes are not negative
+    "mod": lambda a, b: a.op("remainder", b),
+    "max": _extreme("maximum"),
+    "min": _extreme("minimum"),
 }
+
+
+class Face:
+    """The text of the public function."""
+
+    def __init__(self, program: StableHLOProgram):
+        self.program = program
+        self.lines: list[str] = []
+        self.types: list[str] = []  # of its arguments
+        self.sizes: dict[str, Any] = {}  # symbol → the number it is
+
+    def value(self, line: str) -> str:
+        """Add a line that makes a value; its name."""
+        self.lines.append(f"    %v{len(self.lines)} = {line}")
+        return f"%v{len(self.lines) - 1}"
+
+    def constant(self, number: int) -> _Number:
+        return _Number(self, self.value(f"stablehlo.constant dense<{number}> : tensor<i32>"))
+
+    def resized(self, x: str, have: str, want: str, axis: int, size: _Number) -> str:
+        operands = f"{x}, {size.name}, dim = {axis} : ({have}, tensor<i32>)"
+        return self.value(f"stablehlo.set_dimension_size {operands} -> {want}")
+
+    def argument(self, t: Type, dims: Sequence[Dim]) -> str:
+        """One more; what it has room for, as the inner function takes it."""
+        self.types.append(have := _bounded(t, dims))
+        x, left = f"%arg{len(self.types) - 1}", list(dims)
+        for axis, d in enumerate(dims):
+            if d.value is None:
+                left[axis] = Dim.const(t.dims[axis])
+                want = _bounded(t, left)
+                x, have = self.resized(x, have, want, axis, self.constant(t.dims[axis])), want
+        return x
+
+    def size(self, symbol: Symbol) -> str:
+        """The size of an argument that a symbol is read from."""
+        src = symbol.source
+        operands = f"%arg{src.input}, dim = {src.index} : ({self.types[src.input]})"
+        place = _Number(self, self.value(f"stablehlo.get_dimension_size {operands} -> tensor<i32>"))
+        mul, add = (d.over(self.sizes, FUNCTIONS) for d in (src.mul, -src.add))
+        rest = place + add
+        self.sizes[symbol.name] = rest if src.mul == 1 else rest.op("divide", mul)
+        return place.name
+
+    def result(self, x: str, t: Type, dims: Sequence[Dim]) -> tuple[str, str]:
+        """A result with its sizes, and its type."""
+        have, text = [Dim.const(n) for n in t.dims], t.text
+        for axis, d in enumerate(dims):
+            if d.value is None:
+                have[axis] = d
+                want = _bounded(t, have)
+                x, text = self.resized(x, text, want, axis, d.over(self.sizes, FUNCTIONS)), want
+        return x, text
+
+    def text(self) -> str:
+        program, ins, outs = self.program, self.program.hlo.inputs, self.program.hlo.results
+        symbols = {s.name: s for s in program.inner.symbols}
+        shapes = [s.dims for s in program.inner.inputs]
+        given = [
+            self.size(symbols[a.name]) if a.kind == "size" else self.argument(t, shapes[i] if a.kind == "input" else ())
+            for i, (a, t) in enumerate(zip(program.arguments, ins, strict=True))
+        ]
+        types = ", ".join(t.text for t in ins), ", ".join(t.text for t in outs)
+        many = f":{len(outs)}" if len(outs) > 1 else ""
+        self.lines.append(f"    %made{many} = func.call @{INNER}({', '.join(given)}) : ({types[0]}) -> ({types[1]})")
+        made = [f"%made#{i}" if many else "%made" for i in range(len(outs))]
+        for r, x in zip(program.results, made, strict=True):
+            if r.kind == "count":
+                self.sizes[r.name] = _Number(self, self.value(f"stablehlo.convert {x} : (tensor<i64>) -> tensor<i32>"))
+        promised = [s.dims if s.dtype != "int" else () for s in program.inner.outputs]
+        promised += [()] * (len(outs) - len(promised))
+        shown = [self.result(x, t, dims) for x, t, dims in zip(made, outs, promised, strict=True)]
+        args = ", ".join(f"%arg{i}: {t}" for i, t in enumerate(self.types))
+        names, kinds = (", ".join(part) for part in zip(*shown, strict=True))
+        head = f"  func.func public @main({args}) -> ({kinds}) {{"
+        return "\n".join([head, *self.lines, f"    return {names} : {kinds}", "  }"])
+
+
+def _bounded(t: Type, dims: Sequence[Dim]) -> str:
+    """A static type as the one with bounds, where a size may be smaller."""
+    if all(d.value is not None for d in dims):
+        return t.text
+    sizes = ["?" if d.value is None else str(n) for n, d in zip(t.dims, dims, strict=True)]
+    most = [str(n) if d.value is None else "?" for n, d in zip(t.dims, dims, strict=True)]
+    return f"tensor<{'x'.join([*sizes, t.element])}, #stablehlo.bounds<{', '.join(most)}>>"
 
 
 def text(program: StableHLOProgram) -> str:
     """The module with its public face."""
-    ins, outs = program.hlo.inputs, program.hlo.results
-    lines: list[str] = []
-    args, given, count = [], [], 0
-
-    def value(line: str) -> str:
-        nonlocal count
-        count += 1
-        lines.append(f"    %v{count} = {line}")
-        return f"%v{count}"
-
-    def resized(x: str, have: str, want: str, axis: int, size: str) -> str:
-        return value(f"stablehlo.set_dimension_size {x}, {size}, dim = {axis} : ({have}, tensor<i32>) -> {want}")
-
-    values: dict[str, _Number] = {}
-    sizes = iter(places(program))
-    for i, (a, t) in enumerate(zip(program.arguments, ins, strict=True)):
-        if a.kind == "size":
-            k, d = next(sizes)
-            have = args[k].partition(": ")[2]
-            given.append(value(f"stablehlo.get_dimension_size %arg{k}, dim = {d} : ({have}) -> tensor<i32>"))
-            symbol = next(s for s in program.inner.symbols if s.name == a.name)
-            mul, add = (Dim.of(d).over(values, FUNCTIONS) for d in (symbol.source.mul, -symbol.source.add))
-            place = _Number(value, given[-1]) + add
-            values[a.name] = place if mul == 1 else place // mul
-            continue
-        spec = program.inner.inputs[i].dims if a.kind == "input" else ()
-        have = _bounded(t.text, t.dims, spec)
-        args.append(f"%arg{len(args)}: {have}")
-        x, dims = f"%arg{len(args) - 1}", list(spec)
-        for axis, d in enumerate(spec):
-            if d.value is None:
-                dims[axis] = Dim.const(t.dims[axis])
-                most = value(f"stablehlo.constant dense<{t.dims[axis]}> : tensor<i32>")
-                x = resized(x, have, have := _bounded(t.text, t.dims, dims), axis, most)
-        given.append(x)
-    types = ", ".join(t.text for t in ins)
-    made = ", ".join(t.text for t in outs)
-    many = f":{len(outs)}" if len(outs) > 1 else ""
-    lines.append(f"    %made{many} = func.call @{INNER}({', '.join(given)}) : ({types}) -> ({made})")
-    specs = iter(program.inner.outputs)
-    results, shown = [], []
-    for i, (r, t) in enumerate(zip(program.results, outs, strict=True)):
-        results.append(f"%made#{i}" if many else "%made")
-        shown.append(t.text)
-        if r.kind == "count":
-            whole = value(f"stablehlo.convert {results[-1]} : (tensor<i64>) -> tensor<i32>")
-            values[r.name] = _Number(value, whole)
-    for i, (r, t) in enumerate(zip(program.results, outs, strict=True)):
-        dims = next(specs).dims if r.kind == "output" else ()
-        have = [Dim.const(n) for n in t.dims]
-        for axis, d in enumerate(dims if len(dims) == len(t.dims) else ()):
-            if d.value is None:
-                size, have[axis] = d.over(values, FUNCTIONS), d
-                wide = _bounded(t.text, t.dims, have)
-                results[i], shown[i] = resized(results[i], shown[i], wide, axis, size.name), wide
-    face = [f"  func.func public @main({', '.join(args)}) -> ({', '.join(shown)}) {{", *lines,
-            f"    return {', '.join(results)} : {', '.join(shown)}", "  }"]  # fmt: skip
-    body = re.sub(r"func\.func public @main\(", f"func.func private @{INNER}(", program.hlo.text, count=1)
+    body = program.hlo.text.replace("func.func public @main(", f"func.func private @{INNER}(", 1)
     head, _, rest = body.partition("\n")
-    return Hlo.parse("\n".join([head, *face, rest])).text
+    return Hlo.parse("\n".join([head, Face(program).text(), rest])).text
 
 
 def inner(hlo: Hlo) -> Hlo:

@@ -57,7 +57,7 @@ def power(x: Array, y: Array) -> Array:
     return jnp.where(y >= 0, whole, jnp.where(x == 1, 1, jnp.where(x == -1, odd, 0))).astype(x.dtype)
 
 
-for _name, _f in {
+SAME: dict[str, Callable[..., Array]] = {
     "abs": jnp.abs, "neg": lambda x: -x, "sign": sign, "ceil": jnp.ceil, "floor": jnp.floor, "round": jnp.round,
     "trunc": jnp.trunc, "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
     "add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "maximum": jnp.maximum, "minimum": jnp.minimum,
@@ -65,9 +65,8 @@ for _name, _f in {
     "ge": jnp.greater_equal, "where": jnp.where, "remainder": jnp.remainder, "fmod": jnp.fmod,
     "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor,
     "bitwise_left_shift": jnp.left_shift, "bitwise_right_shift": jnp.right_shift,
-}.items():  # fmt: skip
-    row(_name)(each(_f))
-for _name, _f in {
+}  # fmt: skip
+WIDE: dict[str, Callable[..., Array]] = {
     "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt, "reciprocal": lambda x: 1 / x, "exp": jnp.exp, "exp2": jnp.exp2,
     "expm1": jnp.expm1, "log": jnp.log, "log1p": jnp.log1p, "log2": jnp.log2, "log10": jnp.log10,
     "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan,
@@ -76,7 +75,10 @@ for _name, _f in {
     "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6, "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
     "div": jnp.divide, "div_floor": divide_floor, "pow": power, "atan2": jnp.arctan2,
     "swiglu": lambda gate, x: jax.nn.silu(gate) * x,
-}.items():  # fmt: skip
+}  # fmt: skip
+for _name, _f in SAME.items():
+    row(_name)(each(_f))
+for _name, _f in WIDE.items():
     row(_name)(halves(_f))
 
 

@@ -17,7 +17,7 @@ from torch.export.graph_signature import OutputKind
 
 from .. import frontend, passes
 from ..capture import Captured, capture
-from ..contract import BLOCKS, Contract, Symbol
+from ..contract import BLOCKS, Contract, Spec, Symbol
 from ..dims import CMPS, Dim
 from ..errors import fail
 from ..frontend import Symbols
@@ -146,7 +146,8 @@ def emit(lowered: Lowered, signature: Signature, bounds: bool) -> StableHLOProgr
     used = _used(program)
     data = [n.attrs["symbol"] for n in program.walk() if "symbol" in n.attrs]
     symbols = [s for s in program.contract.symbols if s.name in used or not bounds]
-    wide = any(v.dtype in ("i64", "f64") for v in (*program.contract.inputs, *program.values))
+    values: list[Spec | Value] = [*program.contract.inputs, *program.contract.outputs, *program.values]
+    wide = any(v.dtype in ("i64", "f64", "int") for v in values)
     arguments = [Argument("input", s.name, s.dtype) for s in program.contract.inputs]
     arguments += [Argument("size", s.name, "i32") for s in symbols if bounds]
     arguments += [Argument(v.kind, v.key, _stored(v)) for _, v in named]
@@ -206,7 +207,8 @@ def _plain(lowered: Lowered) -> dict[str, torch.Tensor]:
 
 def _used(program: Program) -> set[str]:
     """Symbols that a size or an attribute needs."""
-    dims = [d for v in (*program.contract.inputs, *program.contract.outputs, *program.values) for d in v.dims]
+    shapes: list[Spec | Value] = [*program.contract.inputs, *program.contract.outputs, *program.values]
+    dims = [d for v in shapes for d in v.dims]
     for n in program.walk():
         for a in n.attrs.values():
             dims += [d for d in (a if isinstance(a, tuple) else (a,)) if isinstance(d, Dim)]

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from ..dims import Dim
 from .index import rows_of
 from .table import Array, Call, iota, number, row
 from .window import _cubic
@@ -81,9 +82,7 @@ def _fold(c: Call) -> Array:
     batched = len(c.given[0]) == 3
     x = c.fill(0, [-1], 0)
     x = x if batched else x[None]
-    out = c.dims if batched else (None, *c.dims)
-    from ..dims import Dim
-
+    out = c.dims if batched else (Dim.const(1), *c.dims)
     many = [(out[2 + d] + (2 * pad[d] - dilation[d] * (kernel[d] - 1) - 1)) // Dim.const(stride[d]) + 1 for d in (0, 1)]
     have = (Dim.const(1) if not batched else c.given[0][0], c.given[0][-2], c.given[0][-1])
     apart = (have[0], have[1] // (kernel[0] * kernel[1]), Dim.const(kernel[0]), Dim.const(kernel[1]), *many)

@@ -28,8 +28,9 @@ DTYPES = {
 }  # fmt: skip
 HALVES = (jnp.float16, jnp.bfloat16)
 Array = Any  # of jax, traced or not
-SHAPES = {"floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "max": max_dim, "min": min_dim}
-NUMBERS = {"floordiv": jnp.floor_divide, "mod": jnp.remainder, "max": jnp.maximum, "min": jnp.minimum}
+Functions = Mapping[str, Callable[[Any, Any], Any]]
+SHAPES: Functions = {"floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "max": max_dim, "min": min_dim}
+NUMBERS: Functions = {"floordiv": jnp.floor_divide, "mod": jnp.remainder, "max": jnp.maximum, "min": jnp.minimum}
 
 
 class Sizes:
@@ -125,9 +126,10 @@ def product(dims: Sequence[Dim]) -> Dim:
 class Call:
     """One node: its operands with their dims, its attributes, and what it has to give."""
 
-    def __init__(self, sizes: Sizes, node: Node, ins: Sequence[Array | None], given: Sequence[Any], out: Value):
-        self.sizes, self.node, self.ins = sizes, node, list(ins)
-        self.given = [() if v is None else v.dims for v in given]  # Dims of each operand
+    def __init__(self, sizes: Sizes, node: Node, ins: Sequence[Any], given: Sequence[Any], out: Value):
+        self.sizes, self.node = sizes, node
+        self.ins: list[Any] = list(ins)  # None where there is none
+        self.given: list[tuple[Dim, ...]] = [() if v is None else v.dims for v in given]  # Dims of each operand
         self.out = out
 
     # -- what it has to give
@@ -147,7 +149,7 @@ class Call:
         return [self.sizes.extent(d) for d in self.dims]
 
     # -- what it is given
-    def operand(self, i: int) -> Array | None:
+    def operand(self, i: int) -> Any:
         """An operand, or None where it is missing."""
         return self.ins[i] if i < len(self.ins) else None
 

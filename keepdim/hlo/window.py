@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -83,11 +84,8 @@ class Window:
 @row("max_pool")
 def _max_pool(c: Call) -> Array:
     w = Window(c)
-    x, out = w.padded(lowest(c.ins[0].dtype)), None
-    for offset in w.offsets():
-        one = w.at(x, offset)
-        out = one if out is None else jnp.maximum(out, one)
-    return out.astype(c.dtype)
+    x = w.padded(lowest(c.ins[0].dtype))
+    return reduce(jnp.maximum, (w.at(x, offset) for offset in w.offsets())).astype(c.dtype)
 
 
 @row("max_pool_index")
@@ -112,9 +110,8 @@ def _max_pool_index(c: Call) -> Array:
 @row("avg_pool")
 def _avg_pool(c: Call) -> Array:
     w = Window(c)
-    x, total = w.padded(0), 0
-    for offset in w.offsets():
-        total = total + w.at(x, offset)
+    x = w.padded(0)
+    total = reduce(jnp.add, (w.at(x, offset) for offset in w.offsets()))
     many: Any = 1
     for d, a in enumerate(w.axes):
         n, first = c.size(0, a), iota(c.extents, a) * w.stride[d] - w.pad[d]
