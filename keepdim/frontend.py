@@ -294,12 +294,14 @@ class _Builder:
         self._check_stored(self.nodes[before:], row.target)
 
     def _cond(self, node: FxNode) -> None:
-        """A choice by sizes is a node with a region for each branch; what a branch needs it reads from outside."""
-        truth, *branches, operands = node.args
-        if isinstance(truth, FxNode):
-            truth = truth.meta["val"]
-        if isinstance(truth, torch.Tensor):
+        """A choice by sizes is a node with a region for each branch; what a branch needs it reads from outside. That
+        of data has an operand instead."""
+        given, *branches, operands = node.args
+        truth = given.meta["val"] if isinstance(given, FxNode) else given
+        by_data = isinstance(truth, torch.Tensor)
+        if by_data and self.rows is ROWS:
             raise Unsupported("data decides which branch is taken")
+        ins, attrs = ((self._arg(given),), {}) if by_data else ((), {"when": margin(truth, self.symbols)})
         shapes = [self._out_shape(v) for v in node.meta["val"]]
         regions = [self._region(branch, operands) for branch in branches]
         self.current = node.name
@@ -307,7 +309,7 @@ class _Builder:
             if (made := [self.shape(i) for i in r.results]) != shapes:
                 raise Unsupported(f"a branch gives {made}, where the graph says {shapes}")
         outs = [self._value(self._name(node.name), shape, "temp") for shape in shapes]
-        self.nodes.append(Node("cond", (), tuple(outs), {"when": margin(truth, self.symbols)}, tuple(regions)))
+        self.nodes.append(Node("cond", ins, tuple(outs), attrs, tuple(regions)))
         self.ids[node] = outs
 
     def _region(self, branch: Any, operands: Any) -> Region:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import export as jax_export
+from jax import lax
 from jax._src.export.shape_poly import shape_assertion
 from msgspec.structs import replace
 from torch.export import ExportedProgram
@@ -24,7 +25,7 @@ from ..frontend import Symbols
 from ..lowering import open_sizes
 from ..ops import Unsupported
 from ..passes import Lowered
-from ..program import NONE, Program, Value
+from ..program import NONE, Node, Program, Region, Value, walk
 from ..propagate import settle
 from ..quant import Quantised, dequantise
 from ..reading import read, shape_env_of
@@ -106,34 +107,55 @@ def _decomposed(captured: Captured) -> tuple[ExportedProgram, Mapping[str, Dim]]
 def evaluate(program: Program, sizes: Sizes, given: Mapping[int, Array]) -> tuple[list[Array], dict[int, Array]]:
     """The results, and the values that were given new ones, by jax."""
     values: dict[int, Any] = {**given, NONE: None}
-    for node in program.nodes:
-        out = program.value(node.outs[0])
-        call = Call(sizes, node, [values[i] for i in node.ins],
-                    [None if i == NONE else program.value(i) for i in node.ins], out)  # fmt: skip
-        if node.op not in ROWS:
-            fail("stablehlo", f"{node.op} {out.name!r}", "has no row")
-        try:
-            made = ROWS[node.op](call)
-            extents = call.extents
-        except (TypeError, ValueError, NotImplementedError, jax.core.InconclusiveDimensionOperation) as e:
-            raise refused(f"{node.op} {out.name!r}", e) from e
-        if node.op in CHANGES:
-            made, *rest = made
-            values.update({node.ins[k]: v for k, v in zip(CHANGES[node.op], rest, strict=True)})
-        if list(made.shape) != list(extents) or made.dtype != call.dtype:
-            fail("stablehlo", f"{node.op} {out.name!r}", f"gives {made.dtype}{list(made.shape)}, promised is "
-                 f"{out.dtype}{list(extents)}")  # fmt: skip
-        values[node.outs[0]] = made
-        if "symbol" in node.attrs:
-            name = node.attrs["symbol"]
-            sizes.numbers[name] = made
-            if node.op != "item":
-                dims = program.value(node.ins[0]).dims
-                sizes.rooms[name] = product(dims).substitute(sizes.rooms)
+    _run(program, program.nodes, sizes, values)
     changed = {i: values[i] for i in given if values[i] is not given[i]}
     specs = zip(program.results, program.contract.outputs, strict=True)
     outs = [number(sizes.number(s.dims[0]), DTYPES["i64"]) if r == NONE else values[r] for r, s in specs]
     return [jnp.asarray(y) for y in outs], changed
+
+
+def _run(program: Program, nodes: Sequence[Node], sizes: Sizes, values: dict[int, Any]) -> None:
+    for node in nodes:
+        out = program.value(node.outs[0])
+        subject = f"{node.op} {out.name!r}"
+        if node.op != "cond" and node.op not in ROWS:
+            fail("stablehlo", subject, "has no row")
+        call = Call(sizes, node, [values[i] for i in node.ins],
+                    [None if i == NONE else program.value(i) for i in node.ins], out)  # fmt: skip
+        try:
+            made = _cond(program, call, values) if node.op == "cond" else ROWS[node.op](call)
+        except (TypeError, ValueError, NotImplementedError, jax.core.InconclusiveDimensionOperation) as e:
+            raise refused(subject, e) from e
+        made = made if isinstance(made, tuple) else (made,)
+        places = (*node.outs, *(node.ins[k] for k in CHANGES.get(node.op, ())))
+        for i, y in zip(places, made, strict=True):
+            v = program.value(i)
+            promised = [sizes.extent(d) for d in v.dims]
+            if list(y.shape) != promised or y.dtype != DTYPES[v.dtype]:
+                fail("stablehlo", subject, f"gives {y.dtype}{list(y.shape)}, promised is {v.dtype}{promised}")
+            values[i] = y
+        if "symbol" in node.attrs:
+            sizes.numbers[node.attrs["symbol"]] = made[0]
+            if node.op != "item":
+                sizes.rooms[node.attrs["symbol"]] = product(call.given[0]).substitute(sizes.rooms)
+
+
+def _cond(program: Program, call: Call, values: Mapping[int, Any]) -> tuple[Array, ...]:
+    """One of two regions: by a size, or by data where there is an operand."""
+    for n in walk(call.node.regions[0].nodes + call.node.regions[1].nodes):
+        if n.op in CHANGES or "symbol" in n.attrs:
+            fail("stablehlo", f"cond {call.out.name!r}", f"has {n.op} in a branch, whose state or size is seen outside")
+
+    def branch(region: Region) -> Callable[[], tuple[Array, ...]]:
+        def run() -> tuple[Array, ...]:
+            inner = dict(values)
+            _run(program, region.nodes, call.sizes, inner)
+            return tuple(inner[i] for i in region.results)
+
+        return run
+
+    truth = call.ins[0].reshape(()) if call.ins else jnp.asarray(call.attr("when")) >= 0
+    return lax.cond(truth, *map(branch, call.node.regions))
 
 
 def emit(lowered: Lowered, signature: Signature, bounds: bool) -> StableHLOProgram:

@@ -136,7 +136,7 @@ def prune_branches(p: Program, takes: Takes = anything) -> Program:
     def walk(nodes: Iterable[Node]) -> Iterator[Node]:
         for n in nodes:
             n = renumber(n, now)
-            taken = decide(n.attrs["when"], "ge", 0) if n.op == "cond" else None
+            taken = decide(n.attrs["when"], "ge", 0) if "when" in n.attrs else None
             if taken is None:
                 regions = tuple(Region(tuple(walk(r.nodes)), tuple(map(now, r.results))) for r in n.regions)
                 yield replace(n, regions=regions)
