@@ -226,7 +226,7 @@ class Hlo:
             if name == "stablehlo-refine-arguments" and not options:
                 if types is None:
                     fail("refine", name, "needs the types of all arguments", "Say --types 'tensor<16xf32>,...'")
-                options = f"{{types={','.join(types)}}}"
+                options = f"{{types={','.join(self._in_part(types))}}}"
             with self.reporting(name), self.context:
                 self._run(name, options)
             yield name
@@ -259,6 +259,23 @@ class Hlo:
         if any(b != DYNAMIC for t in have for b in t.bounds) and not any(t.dynamic for t in given):
             text = BOUNDS.sub("", self.text)
             self.module = Hlo.parse(text)._moved(self.context)
+
+    def _in_part(self, types: Sequence[str]) -> list[str]:
+        """What is left for refine-arguments: a type that stays dynamic in part is set here, since refine-shapes takes
+        the wrapper that the pass would put around it for an error."""
+        from jaxlib.mlir import ir
+
+        main, left = self.main, list(types)
+        with self.reporting("stablehlo-refine-arguments"), self.context:
+            for i, (text, arg) in enumerate(zip(types, main.entry_block.arguments, strict=True)):
+                wanted = ir.Type.parse(text)
+                if _type(wanted).dynamic and wanted != arg.type:
+                    arg.set_type(wanted)
+                    left[i] = str(wanted)
+            end = list(main.entry_block.operations)[-1]
+            ins, outs = [a.type for a in main.entry_block.arguments], [v.type for v in end.operands]
+            main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(ins, outs))
+        return left
 
     def _moved(self, context: Any) -> Any:
         from jaxlib.mlir import ir

@@ -1,0 +1,268 @@
+"""Models as StableHLO: dynamic, refined, bounded, interpreted; against eager at sizes that were not traced."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from hlo_models import BY_DATA, MODELS, TEXT, AddOne, Model, dim
+
+import keepdim
+
+pytest.importorskip("jax", reason="needs the extra keepdim[stablehlo]")
+from keepdim.hlo import StableHLOProgram  # noqa: E402
+from keepdim.refine import Hlo  # noqa: E402
+
+ALL = {**MODELS, **BY_DATA}
+
+
+@functools.cache
+def eager(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return ALL[name].make().eval().requires_grad_(False)
+
+
+@functools.cache
+def made(name: str, bounds: bool = False) -> StableHLOProgram:
+    m = ALL[name]
+    program = keepdim.to_stablehlo(eager(name), m.args(m.example), dynamic_shapes=m.shapes, bounds=bounds)
+    program.executables.disk = 0  # compilations are counted
+    return program
+
+
+def args_of(m: Model, n: int) -> tuple[Any, ...]:
+    torch.manual_seed(n)
+    return m.args(n)
+
+
+def check(got: Any, want: Any, limit: float = 1e-5) -> None:
+    for g, w in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+        assert g.shape == w.shape and g.dtype == w.dtype
+        assert not w.numel() or (g.double() - w.double()).abs().max() <= limit
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_dynamic_and_right_at_every_size(name: str) -> None:
+    """`?` where the contract is dynamic; refined and compiled at each size, and back at the first one not again."""
+    m, program = ALL[name], made(name)
+    dims = [d.value for s in program.contract.inputs for d in s.dims]
+    assert [None if n < 0 else n for t in program.hlo.inputs[: len(m.args(2))] for n in t.dims] == dims
+    for n in (*m.sizes, m.sizes[0]):
+        check(program(*args_of(m, n)), eager(name)(*args_of(m, n)))
+    assert program.executables.compiled == len(m.sizes)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_bounded_and_right_from_one_compilation(name: str) -> None:
+    """Whatever lies behind the ends, at 1, in the middle and at the bound."""
+    m, program = ALL[name], made(name, bounds=True)
+    for n in (*m.sizes, m.sizes[0]):
+        check(program(*args_of(m, n)), eager(name)(*args_of(m, n)))
+    assert program.executables.compiled == 1
+    text = program.text
+    assert "#stablehlo.bounds<" in text and "stablehlo.set_dimension_size" in text
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n != "add_one"])
+def test_what_lies_in_the_padding_does_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN behind every end."""
+    m, program = ALL[name], made(name, bounds=True)
+    monkeypatch.setattr(torch, "zeros", lambda dims, dtype: torch.full(dims, torch.nan, dtype=dtype))
+    args = args_of(m, m.sizes[1])
+    got = program(*args)
+    monkeypatch.undo()
+    check(got, eager(name)(*args))
+
+
+@pytest.mark.parametrize("name", ["add_one", "feed forward", "attention", "cond on a size", "nonzero"])
+def test_differential(name: str) -> None:
+    """Refined at n, by XLA and by the reference interpreter: as eager."""
+    m, n = ALL[name], ALL[name].sizes[1]
+    args = args_of(m, n)
+    program = made(name)
+    symbol = program.contract.symbols[0].name
+    refined = program.refine(**{symbol: n})
+    assert refined.hlo.static and not refined.contract.symbols
+    for run in (refined, refined.interpret, program.interpret):
+        check(run(*args), eager(name)(*args))
+
+
+def test_the_interpreter_runs_the_bounded_form() -> None:
+    """The padded function, as XLA gets it."""
+    m = MODELS["feed forward"]
+    args = args_of(m, 5)
+    check(made("feed forward", bounds=True).interpret(*args), eager("feed forward")(*args))
+
+
+# ---------------------------------------------------------------- text
+def shape_of(hlo: Hlo) -> list[tuple[str, list[str]]]:
+    """Operations with their types, without what asserts ranges."""
+    ops = [op for op in hlo.operations() if op.name not in ("func.func", "stablehlo.constant")]
+    kept = [op for op in ops if not {"compare", "custom_call", "convert", "multiply"} & {op.name.partition(".")[2]}]
+    kept = [op for op in kept if not all("tensor<i32>" == str(r.type) for r in op.results) or "dimension" in op.name]
+    return [(op.name, [str(r.type) for r in op.results]) for op in kept if op.results or "return" in op.name]
+
+
+def test_add_one_has_the_operations_of_the_text() -> None:
+    """Names and range assertions aside."""
+    assert shape_of(made("add_one").hlo) == shape_of(Hlo.parse(TEXT))
+
+
+def test_the_contract_is_asserted() -> None:
+    """Ranges, equalities, divisibility and constraints, each as an assertion."""
+
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            torch._check(x.shape[0] + y.shape[1] != 9)
+            return x.sum() + y.sum()
+
+    s, t = dim("s", 8), dim("t", 8)
+    program = keepdim.to_stablehlo(
+        Two(), (torch.randn(3), torch.randn(6, 4)), dynamic_shapes=({0: s}, {0: 2 * s, 1: t})
+    )
+    said = "\n".join(program.hlo.assertions())
+    assert "s <= 8" in said and "t <= 8" in said  # ranges
+    assert "2*s" in said  # both inputs agree on s
+    assert "s + t != 9" in said
+    with pytest.raises(keepdim.KeepdimError, match=r"refine-polymorphic-shapes: .*2\*s"):
+        types = [t.text for t in program.hlo.inputs]
+        types[:2] = ["tensor<3xf32>", "tensor<8x4xf32>"]
+        Hlo.parse(program.text).run(["refine-arguments", "refine-polymorphic-shapes"], types)
+
+
+# ---------------------------------------------------------------- refining
+def test_refine_by_symbols_shapes_and_in_part() -> None:
+    """One symbol of two: the other one stays dynamic, and the rest of the way goes as before."""
+    program = made("two symbols")
+    x = torch.randn(2, 9, 32)
+    by_shape, by_name = program.refine(x=(2, 9, 32)), program.refine(batch=2, seq_len=9)
+    assert by_shape.hlo.text == by_name.hlo.text and by_shape.hlo.static
+    part = program.refine(seq_len=9)
+    assert str(part.hlo.inputs[0]) == "tensor<?x9x32xf32>" and not part.hlo.static
+    assert [s.name for s in part.contract.symbols] == ["batch"]
+    for p in (by_shape, part, part.refine(batch=2)):
+        check(p(x), eager("two symbols")(x))
+    with pytest.raises(keepdim.KeepdimError, match=r"\[bind\] input 0 'x' dim 1: expected 9, got 8"):
+        part(torch.randn(2, 8, 32))
+
+
+REFUSED = {
+    "out of range": ({"seq_len": 65}, r"\[refine\] input 0 'x' dim 1: seq_len = 65 is out of range 1..64"),
+    "a shape out of range": ({"x": (9, 4, 32)}, r"\[refine\] input 0 'x' dim 0: batch = 9 is out of range 1..8"),
+    "rank": ({"x": (2, 9)}, r"\[refine\] input 0 'x': expected rank 3 .*got \[2, 9\]"),
+    "another size": ({"x": (2, 9, 31)}, r"\[refine\] input 0 'x' dim 2: expected 32, got 31"),
+    "unknown": (
+        {"length": 3},
+        r"\[refine\] size 'length': = 3 is no size of the program. Say batch=..., seq_len=..., x=",
+    ),
+    "no number": ({"seq_len": "3"}, r"\[refine\] size 'seq_len': = '3' is no size"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refine_refuses_before_any_pass(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence each."""
+    sizes, sentence = REFUSED[case]
+    monkeypatch.setattr(Hlo, "run", lambda *_: pytest.fail("a pass was run"))
+    with pytest.raises(keepdim.KeepdimError, match=sentence):
+        made("two symbols").refine(**sizes)
+
+
+def test_a_bounded_program_is_not_refined() -> None:
+    """It has one form for all sizes."""
+    with pytest.raises(keepdim.KeepdimError, match="is bounded: it has one form"):
+        made("add_one", bounds=True).refine(n=3)
+
+
+# ---------------------------------------------------------------- calls
+CALLS = {
+    "out of range": ((torch.randn(257),), r"\[bind\] input 0 'x' dim 0: n = 257 is out of range 1..256"),
+    "rank": ((torch.randn(3, 3),), r"\[bind\] input 0 'x': expected 1 dims"),
+    "dtype": ((torch.zeros(3, dtype=torch.int64),), r"\[bind\] input 0 'x': .*i64"),
+    "count": ((torch.randn(3), torch.randn(3)), r"\[bind\] call: its arguments do not have the structure"),
+}
+
+
+@pytest.mark.parametrize("bounds", [False, True])
+@pytest.mark.parametrize("case", CALLS)
+def test_a_bad_call_is_refused_and_the_next_one_works(case: str, bounds: bool) -> None:
+    """Before anything is compiled or run."""
+    args, sentence = CALLS[case]
+    program = made("add_one", bounds)
+    with pytest.raises(keepdim.KeepdimError, match=sentence):
+        program(*args)
+    x = torch.randn(5)
+    check(program(x), x + 1)
+
+
+def test_numpy_and_jax_arrays_in_torch_out() -> None:
+    """Whatever comes, torch goes; of the same memory where it can."""
+    import jax
+
+    program, x = made("add_one"), torch.randn(5)
+    for given in (x.numpy(), jax.numpy.asarray(x.numpy())):
+        got = program(given)
+        assert isinstance(got, torch.Tensor)
+        check(got, x + 1)
+
+
+def test_inputs_and_weights_are_not_copied() -> None:
+    """What is aligned is used where it lies, and weights are uploaded once."""
+    from keepdim.hlo.xla import upload
+
+    x = torch.empty(64)
+    assert x.data_ptr() % 64 == 0 and upload(x).unsafe_buffer_pointer() == x.data_ptr()
+    program = made("views")
+    program(torch.randn(1, 4, 64))
+    first = program._weights()
+    program(torch.randn(1, 5, 64))
+    assert program._weights() is first
+
+
+def test_integers_that_change_and_constants() -> None:
+    """An int marked dynamic travels as before; the contract shows it."""
+
+    class Shift(torch.nn.Module):
+        def forward(self, x: torch.Tensor, k: int) -> torch.Tensor:
+            return x * k + torch.arange(k).sum()
+
+    program = keepdim.to_stablehlo(
+        Shift(), (torch.randn(4), 3), dynamic_shapes=({0: dim("n")}, torch.export.Dim.DYNAMIC(min=1, max=50))
+    )
+    for n, k in ((1, 1), (7, 50), (3, 2)):
+        x = torch.randn(n)
+        check(program(x, k), Shift()(x, k))
+
+
+def test_a_size_from_zero_on() -> None:
+    """jax's own dims begin at 1."""
+    program = keepdim.to_stablehlo(AddOne(), (torch.randn(4),), dynamic_shapes=({0: dim("n", 9, 0)},))
+    for n in (0, 1, 9):
+        x = torch.randn(n)
+        check(program(x), x + 1)
+
+
+def test_an_exported_program() -> None:
+    """As torch.export gives it."""
+    ep = torch.export.export(AddOne(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))
+    x = torch.randn(9)
+    check(keepdim.to_stablehlo(ep)(x), x + 1)
+
+
+def test_a_model_that_changes_its_buffers_is_refused() -> None:
+    """State is what ops of keepdim's own keep."""
+
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.add_(1)
+            return x + self.seen
+
+    with pytest.raises(keepdim.KeepdimError, match=r"\[stablehlo\] Counts: it changes 'seen'"):
+        keepdim.to_stablehlo(Counts(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))
