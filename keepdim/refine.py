@@ -179,10 +179,14 @@ class Hlo:
             if op.name == "stablehlo.custom_call" and _string(op.attributes["call_target_name"]) == "shape_assertion"
         ]
 
-    def attribute(self, name: str) -> str | None:
-        """A text that stands on the module."""
+    def take_attribute(self, name: str) -> str | None:
+        """A text that stands on the module, taken off it."""
         found = self.module.operation.attributes
-        return _string(found[name]) if name in found else None
+        if name not in found:
+            return None
+        text = _string(found[name])
+        del found[name]
+        return text
 
     def set_attribute(self, name: str, text: str) -> None:
         """Write a text on the module."""

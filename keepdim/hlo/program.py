@@ -229,7 +229,7 @@ class StableHLOProgram:
         for a, y in zip(self.results, outs, strict=True):
             if a.kind == "output":
                 spec = next(specs)
-                shown.append(int(y) if spec.dtype == "int" else _cut(y, [d.eval(values) for d in spec.dims]))
+                shown.append(int(y) if spec.dtype == "int" else _cut(y, spec.dims, values))
             elif a.kind == "state":
                 changed.append(y)
         return shown, changed
@@ -281,20 +281,16 @@ def load_stablehlo(path: str | Path) -> StableHLOProgram:
 
 def from_hlo(hlo: Hlo, path: str | Path) -> StableHLOProgram:
     """A program of a module, with weights beside the path where it has some."""
-    text = hlo.attribute(ABOUT)
+    text = hlo.take_attribute(ABOUT)
     if text is None:
         return _foreign(hlo)
     try:
         about = msgspec.json.decode(text, type=_About)
     except msgspec.MsgspecError as e:
         fail("load", str(path), f"its {ABOUT} cannot be read ({e})", cause=e)
-    contract = Contract.from_json(hlo.attribute(CONTRACT) or "")
-    signature = Signature.from_json(hlo.attribute(SIGNATURE) or "")
-    weights = {}
-    for a in about.arguments:
-        if a.kind == "const":
-            weights = _read_weights(path, about.arguments)
-            break
+    contract = Contract.from_json(hlo.take_attribute(CONTRACT) or "")
+    signature = Signature.from_json(hlo.take_attribute(SIGNATURE) or "")
+    weights = _read_weights(path, about.arguments) if any(a.kind == "const" for a in about.arguments) else {}
     hlo = bounded.inner(hlo) if about.bounded else hlo
     return StableHLOProgram(hlo, signature, contract, about.arguments, about.results, weights, about.bounded)
 
@@ -303,7 +299,7 @@ def _read_weights(path: str | Path, arguments: Sequence[Argument]) -> dict[str, 
     try:
         with np.load(_beside(path)) as kept:
             out = {a.name: torch.from_numpy(kept[a.name]) for a in arguments if a.kind == "const"}
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as e:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as e:
         fail("load", str(_beside(path)), f"has not the weights of {path} ({e})", cause=e)
     dtypes = {a.name: DTYPE_OF[a.dtype] for a in arguments}
     return {k: w if w.dtype == dtypes[k] else w.view(dtypes[k]) for k, w in out.items()}
@@ -362,8 +358,10 @@ def _substituted(c: Contract, known: Mapping[str, Dim]) -> Contract:
                     left(c.data), limits(c.ensures))  # fmt: skip
 
 
-def _cut(y: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    return y if list(y.shape) == list(sizes) else y[tuple(slice(0, n) for n in sizes)].contiguous()
+def _cut(y: torch.Tensor, dims: Sequence[Dim], values: Mapping[str, int]) -> torch.Tensor:
+    """To its sizes; one that no symbol of the call says is what it is."""
+    sizes = [n if d.symbols() - values.keys() else d.eval(values) for n, d in zip(y.shape, dims, strict=True)]
+    return y if list(y.shape) == sizes else y[tuple(slice(0, n) for n in sizes)].contiguous()
 
 
 def tensor(x: Any) -> Any:

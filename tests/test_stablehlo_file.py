@@ -1,0 +1,160 @@
+"""StableHLO programs in files, and executables that are kept: in memory and on disk, each with a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hlo_models import MODELS, TEXT, AddOne, FeedForward, dim
+from torch import nn
+
+import keepdim
+from keepdim.cli import main
+
+pytest.importorskip("jax", reason="needs the extra keepdim[stablehlo]")
+from keepdim.hlo import xla  # noqa: E402
+from keepdim.refine import Hlo  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return FeedForward().eval().requires_grad_(False)
+
+
+def made(model: nn.Module, bounds: bool = False) -> Any:
+    m = MODELS["feed forward"]
+    return keepdim.to_stablehlo(model, m.args(m.example), dynamic_shapes=m.shapes, bounds=bounds)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("bounds", [False, True])
+def test_saved_and_loaded_without_the_source(model: nn.Module, bounds: bool, tmp_path: Path) -> None:
+    """The artifact is StableHLO's own, the contract stands in it, the weights beside it."""
+    first, path = made(model, bounds), tmp_path / "m.mlirbc"
+    first.save(path)
+    assert path.read_bytes().startswith(b"ML\xefR") and (tmp_path / "m.mlirbc.npz").exists()
+    second = keepdim.load_stablehlo(path)
+    assert second.contract == first.contract and second.hlo.text == first.hlo.text
+    for n in (1, 40, 256):
+        x = torch.randn(1, n, 32)
+        close(second(x), model(x))
+    with pytest.raises(keepdim.KeepdimError, match=r"\[bind\] input 0 'x' dim 1: seq_len = 257 is out of range 1..256"):
+        second(torch.randn(1, 257, 32))
+    if not bounds:
+        refined = second.refine(seq_len=16)
+        refined.save(tmp_path / "static.mlirbc")
+        x = torch.randn(1, 16, 32)
+        close(keepdim.load_stablehlo(tmp_path / "static.mlirbc")(x), model(x))
+
+
+def test_halves_are_kept_bit_for_bit(tmp_path: Path) -> None:
+    """numpy has no bf16."""
+    model = nn.Linear(8, 8).bfloat16().eval().requires_grad_(False)
+    program = keepdim.to_stablehlo(model, (torch.randn(3, 8).bfloat16(),), dynamic_shapes=({0: dim("n", 8)},))
+    program.save(tmp_path / "m.mlirbc")
+    again = keepdim.load_stablehlo(tmp_path / "m.mlirbc")
+    assert all(
+        torch.equal(again.weights[k], w) and again.weights[k].dtype == w.dtype for k, w in program.weights.items()
+    )
+
+
+def test_files_that_are_broken(model: nn.Module, tmp_path: Path) -> None:
+    """A sentence each, and which file."""
+    path = tmp_path / "m.mlirbc"
+    made(model).save(path)
+    weights = tmp_path / "m.mlirbc.npz"
+    whole = weights.read_bytes()
+    for data in (whole[:-100], b"", whole.replace(b"PK", b"KP")):
+        weights.write_bytes(data)
+        with pytest.raises(keepdim.KeepdimError, match=r"\[load\] .*m\.mlirbc\.npz: has not the weights"):
+            keepdim.load_stablehlo(path)
+    weights.unlink()
+    with pytest.raises(keepdim.KeepdimError, match=r"has not the weights"):
+        keepdim.load_stablehlo(path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(keepdim.KeepdimError, match=r"\[refine\] .*m\.mlirbc: "):
+        keepdim.load_stablehlo(path)
+    with pytest.raises(keepdim.KeepdimError, match=r"\[save\] .*: cannot be written"):
+        made(model).save(tmp_path / "no" / "m.mlirbc")
+
+
+def test_inspect_and_refine_on_the_command_line(
+    model: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """By a size of the contract; what comes out is static."""
+    made(model).save(tmp_path / "m.mlirbc")
+    assert main(["refine", str(tmp_path / "m.mlirbc"), "--sizes", "seq_len=16", "-o", str(tmp_path / "s.mlir")]) == 0
+    assert Hlo.load(tmp_path / "s.mlir").static
+    assert main(["inspect", str(tmp_path / "m.mlirbc")]) == 0
+    shown = capsys.readouterr().out
+    assert "dynamic: argument 0 dim 1, result 0 dim 1" in shown and "asserts: " in shown and "seq_len <= 256" in shown
+    assert main(["refine", str(tmp_path / "m.mlirbc"), "--sizes", "seq_len=1e3"]) == 1
+    assert "'1e3' is no size" in capsys.readouterr().err
+    assert main(["refine", str(tmp_path / "m.mlirbc"), "--sizes", "seq_len=1000"]) == 1
+    assert "seq_len = 1000 is out of range 1..256" in capsys.readouterr().err
+
+
+def test_any_stablehlo_runs(tmp_path: Path) -> None:
+    """Every `?` is a symbol of its own, a bound is its range."""
+    (tmp_path / "add_one.mlir").write_text(TEXT)
+    program = keepdim.load_stablehlo(tmp_path / "add_one.mlir")
+    for n in (0, 3, 5, 3):
+        close(program(x := torch.randn(n)), x + 1)
+    close(program.interpret(x), x + 1)
+    assert program.refine(arg0=(16,)).hlo.static
+    t = "tensor<?xf32, #stablehlo.bounds<8>>"
+    (tmp_path / "b.mlir").write_text(f"func.func @main(%x: {t}) -> {t} {{ return %x : {t} }}")
+    with pytest.raises(keepdim.KeepdimError, match=r"arg0_0 = 9 is out of range 0..8"):
+        keepdim.load_stablehlo(tmp_path / "b.mlir").refine(arg0_0=9)
+    (tmp_path / "c.mlir").write_text("func.func @main(%x: tensor<2xcomplex<f32>>) { return }")
+    with pytest.raises(keepdim.KeepdimError, match=r"\[load\] arg 0: is tensor<2xcomplex<f32>>"):
+        keepdim.load_stablehlo(tmp_path / "c.mlir")
+
+
+# ---------------------------------------------------------------- executables
+def add_one() -> Any:
+    return keepdim.to_stablehlo(AddOne(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))
+
+
+def kept() -> list[Path]:
+    return sorted(xla._folder().iterdir())
+
+
+def test_executables_are_kept_in_memory_up_to_a_limit() -> None:
+    """The least recently used goes."""
+    program = add_one()
+    program.executables.limit, program.executables.disk = 2, 0
+    for n in (1, 2, 1, 3, 1):
+        program(torch.randn(n))
+    assert program.executables.compiled == 3
+    program(torch.randn(2))
+    assert program.executables.compiled == 4
+
+
+def test_executables_are_kept_on_disk_up_to_a_limit() -> None:
+    """Another program of the same text does not compile; a damaged file is compiled again."""
+    first, second = add_one(), add_one()
+    for n in (1, 2):
+        first(torch.randn(n))
+    assert first.executables.compiled == 2 and len(kept()) == 2
+    for n in (1, 2):
+        close(second(x := torch.randn(n)), x + 1)
+    assert second.executables.compiled == 0
+    for path in kept():
+        path.write_bytes(path.read_bytes()[:-1])
+    third = add_one()
+    close(third(x := torch.randn(2)), x + 1)
+    assert third.executables.compiled == 1
+    third.executables.disk = 1
+    third(torch.randn(3))
+    assert kept() == []

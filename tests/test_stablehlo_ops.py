@@ -1,0 +1,52 @@
+"""Every op of the engine as StableHLO: the cases of test_ops.py, one an op, dynamic and bounded, against eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch.utils._pytree as pytree
+from cases import CASES, Case
+from test_ops import Together, fault, inputs, shapes
+
+import keepdim
+from keepdim import _native
+
+pytest.importorskip("jax", reason="needs the extra keepdim[stablehlo]")
+from keepdim.hlo import ROWS  # noqa: E402
+from keepdim.hlo.table import row  # noqa: E402
+
+WITHOUT = {"cond": "is made of its regions, in export.py"}  # op → why it has no row
+OF_DATA = {"count", "item", "nonzero", "unique", "unique_count", "unique_counts", "unique_inverse"}
+GROUP = 12  # cases exported together
+FIRST = list({c.op: c for c in reversed(CASES)}.values())[::-1]  # of each op
+GROUPS = [FIRST[i : i + GROUP] for i in range(0, len(FIRST), GROUP)]
+
+
+def test_every_op_of_the_engine_has_a_row() -> None:
+    """Or stands in the list with its reason; further rows are of data."""
+    assert set(_native.engines()["ggml"]) == (set(ROWS) - OF_DATA) | set(WITHOUT)
+
+
+def test_a_second_row_is_refused() -> None:
+    """Where it is declared."""
+    with pytest.raises(ValueError, match="two rows for add"):
+        row("add")(lambda c: c.ins[0])
+
+
+@pytest.mark.parametrize("bounds", [False, True], ids=["dynamic", "bounded"])
+@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g[0].op)
+def test_ops(group: list[Case], bounds: bool) -> None:
+    """At every size in order where one compilation serves all, at an untraced one where each size is compiled."""
+    model = Together(group).eval().requires_grad_(False)
+    program = keepdim.to_stablehlo(model, (inputs(group, 0, traced=True),), dynamic_shapes=shapes(group), bounds=bounds)
+    program.executables.disk = 0
+    wrong, states = [], program.new_states()
+    for step in range(max(len(c.steps()) for c in group)) if bounds else (1,):
+        tensors = inputs(group, step)
+        results = program(tensors, *states)
+        results, states = (results[0], results[1:]) if states else (results, [])
+        for c, got, want in zip(group, results, model(tensors), strict=True):
+            pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True)
+            sizes = c.steps()[step % len(c.steps())]
+            wrong += [f"{c.name} {sizes}: {why}" for g, w in pairs if (why := fault(g, w, c.nmse))]
+    assert wrong == []
+    assert program.executables.compiled == 1
