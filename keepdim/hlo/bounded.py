@@ -15,7 +15,6 @@ import torch
 from ..contract import Symbol
 from ..dims import Dim
 from ..refine import Hlo, Type
-from .xla import upload
 
 if TYPE_CHECKING:
     from .program import StableHLOProgram
@@ -32,18 +31,13 @@ def places(program: StableHLOProgram) -> list[tuple[int, int]]:
 def pad(program: StableHLOProgram, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Inputs in arrays of the bounds; what lies behind their ends does not matter."""
     out = []
-    for x, t in zip(inputs, program.hlo.inputs, strict=False):
+    for x, t in zip(inputs, program.types, strict=False):
         if tuple(x.shape) != t.dims:
             room = torch.zeros(t.dims, dtype=x.dtype)
             room[tuple(slice(0, n) for n in x.shape)] = x
             x = room
         out.append(x)
     return out + [torch.tensor(inputs[i].shape[d], dtype=torch.int32) for i, d in places(program)]
-
-
-def padded(program: StableHLOProgram, inputs: Sequence[torch.Tensor]) -> list[Any]:
-    """The same, on the device."""
-    return [upload(x) for x in pad(program, inputs)]
 
 
 class _Number:

@@ -21,7 +21,7 @@ from ..errors import KeepdimError, fail
 from ..refine import DYNAMIC, Hlo, Type
 from ..signature import Signature, Transport
 from . import bounded
-from .xla import Executables, upload, x64
+from .xla import Executables, upload
 
 ELEMENTS = {
     "f32": "f32", "f16": "f16", "bf16": "bf16", "f64": "f64", "i8": "i8", "u8": "ui8", "i16": "i16", "i32": "i32",
@@ -66,7 +66,15 @@ class StableHLOProgram:
         self.arguments, self.results = list(arguments), list(results)
         self.executables = Executables()
         self._uploaded: list[Any] | None = None
-        self._check = _native.Contract(self.contract.to_json()) if signature.contract.inputs else None
+        self._check = _native.Contract(self.contract.to_json())
+        self.types = hlo.inputs
+        self._state_types = [t for a, t in zip(self.arguments, self.types, strict=True) if a.kind == "state"]
+        count = len(self.contract.inputs)
+        self._plain_call = signature.in_spec == pytree.tree_structure((tuple(range(count)), {}))
+        self._plain_result = signature.out_spec == pytree.tree_structure(0)
+        self._special = any(t.kind for t in signature.transports) or any(
+            s.dtype == "python" for s in self.contract.inputs
+        )
 
     # -- reading
     @property
@@ -103,7 +111,7 @@ class StableHLOProgram:
 
     def _argument_type(self, i: int, values: Mapping[str, int]) -> str:
         if self.arguments[i].kind != "input":
-            return self.hlo.inputs[i].text
+            return self.types[i].text
         dims = [d.substitute({k: Dim.const(v) for k, v in values.items()}) for d in self.inner.inputs[i].dims]
         sizes = ["?" if d.value is None else str(d.value) for d in dims]
         return f"tensor<{'x'.join([*sizes, ELEMENTS[self.arguments[i].dtype]])}>"
@@ -160,92 +168,80 @@ class StableHLOProgram:
     # -- running
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """On XLA's CPU client. torch, numpy and jax arrays in, torch out; states after the model's own arguments."""
-        count = len(args) - len(self.states)
-        states, args = list(args[count:]), args[:count]
-        args, kwargs, states = pytree.tree_map(tensor, (args, kwargs, states))
-        outs, changed = self._run(self.signature.flatten(args, kwargs), states)
-        result = pytree.tree_unflatten(outs, self.signature.out_spec)
-        return (result, *changed) if self.states else result
-
-    def _run(self, flat: Sequence[Any], states: Sequence[torch.Tensor]) -> tuple[list[Any], list[torch.Tensor]]:
+        flat, states = self._given(args, kwargs)
         inputs, values = self._bind(flat)
-        self._check_states(states)
-        buffers = bounded.padded(self, inputs) if self.bounded else [upload(x) for x in inputs]
-        run = self._executable(None if self.bounded else tuple(tuple(x.shape) for x in inputs), values)
-        with x64(True):
-            outs = run([*buffers, *(upload(s.contiguous()) for s in states), *self._weights()])
-        return self._split(outs, values)
-
-    def _bind(self, flat: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, int]]:
-        """The tensors that main takes, checked against the contract, and the symbols' values."""
-        try:
-            if self._check is not None:
-                self._check.inputs(flat)
-        except _native.Error as e:
-            raise KeepdimError(str(e)) from None
-        inputs = self.signature.pack(flat)
-        return inputs, self.inner.bind(inputs)
-
-    def _check_states(self, states: Sequence[Any]) -> None:
-        for a, x, t in zip(self.states, states, self._state_types(), strict=True):
-            have = f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-            if not isinstance(x, torch.Tensor) or tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype]:
-                fail("bind", f"state {a.name!r}", f"expected {a.dtype} {list(t.dims)}, got {have}",
-                     "Give what new_states() or the call before gave")  # fmt: skip
-
-    def _state_types(self) -> list[Type]:
-        return [t for a, t in zip(self.arguments, self.hlo.inputs, strict=True) if a.kind == "state"]
-
-    def new_states(self) -> list[torch.Tensor]:
-        """States as they begin: zeros."""
-        return [
-            torch.zeros(t.dims, dtype=DTYPE_OF[a.dtype]) for a, t in zip(self.states, self._state_types(), strict=True)
-        ]
-
-    def _weights(self) -> list[Any]:
-        """On the device, once."""
-        if self._uploaded is None:
-            with x64(True):
-                keys = [a.name for a in self.arguments if a.kind == "const"]
-                self._uploaded = [upload(self.weights[k].contiguous()) for k in keys]
-        return self._uploaded
-
-    def _executable(self, key: Any, values: Mapping[str, int]) -> Any:
-        found = self.executables.get(key)
-        if found is None:
-            ready = self.bounded or self.hlo.static
-            hlo = self.hlo if ready else self.refine(**values).hlo
-            found = self.executables.make(key, hlo)
-        return found
-
-    def _split(self, outs: Sequence[torch.Tensor], values: dict[str, int]) -> tuple[list[Any], list[torch.Tensor]]:
-        """Outputs, cut to their sizes, and states."""
-        values = dict(values)
-        for a, y in zip(self.results, outs, strict=True):
-            if a.kind == "count":
-                values[a.name] = int(y)
-        shown, changed = [], []
-        specs = iter(self.inner.outputs)
-        for a, y in zip(self.results, outs, strict=True):
-            if a.kind == "output":
-                spec = next(specs)
-                shown.append(int(y) if spec.dtype == "int" else _cut(y, spec.dims, values))
-            elif a.kind == "state":
-                changed.append(y)
-        return shown, changed
+        key = None if self.bounded else tuple([tuple(x.shape) for x in inputs])
+        run = self.executables.get(key) or self._executable(key, values)
+        given = bounded.pad(self, inputs) if self.bounded else inputs
+        return self._result(run([*map(upload, (*given, *states)), *self._weights()]), values)
 
     def interpret(self, *args: Any, **kwargs: Any) -> Any:
         """The same by StableHLO's reference interpreter: slow, and what the operations mean."""
         from .interpret import evaluate
 
-        count = len(args) - len(self.states)
-        args, kwargs, states = pytree.tree_map(tensor, (args[:count], kwargs, list(args[count:])))
-        inputs, values = self._bind(self.signature.flatten(args, kwargs))
+        flat, states = self._given(args, kwargs)
+        inputs, values = self._bind(flat)
         given = bounded.pad(self, inputs) if self.bounded else inputs
         weights = [self.weights[a.name] for a in self.arguments if a.kind == "const"]
-        hlo = self.hlo if self.bounded or self.hlo.static else self.refine(**values).hlo
-        outs, changed = self._split(evaluate(hlo, [*given, *states, *weights]), values)
-        result = pytree.tree_unflatten(outs, self.signature.out_spec)
+        return self._result(evaluate(self._static(values), [*given, *states, *weights]), values)
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[torch.Tensor]]:
+        """The contract's inputs in order, and the states behind them."""
+        count = len(args) - len(self.states)
+        states = [tensor(x) for x in args[max(count, 0) :]]
+        if self.states:
+            self._check_states(states)
+        if self._plain_call and count == len(self.contract.inputs) and not kwargs:
+            return [tensor(x) for x in args[:count]], states
+        return self.signature.flatten(*pytree.tree_map(tensor, (args[: max(count, 0)], kwargs))), states
+
+    def _bind(self, flat: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, int]]:
+        """The tensors that main takes, checked against the contract, and the symbols' values."""
+        try:
+            inputs = self._check.inputs(flat)
+        except _native.Error as e:
+            raise KeepdimError(str(e)) from None
+        inputs = self.signature.pack(flat) if self._special else inputs
+        return inputs, self.inner.bind(inputs)
+
+    def _check_states(self, states: Sequence[Any]) -> None:
+        if len(states) != len(self.states):
+            fail("bind", "call", f"has {len(states)} states of {len(self.states)}", "They stand behind the arguments")
+        for a, x, t in zip(self.states, states, self._state_types, strict=True):
+            have = f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+            if not isinstance(x, torch.Tensor) or tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype]:
+                fail("bind", f"state {a.name!r}", f"expected {a.dtype} {list(t.dims)}, got {have}",
+                     "Give what new_states() or the call before gave")  # fmt: skip
+
+    def new_states(self) -> list[torch.Tensor]:
+        """States as they begin: zeros."""
+        return [
+            torch.zeros(t.dims, dtype=DTYPE_OF[a.dtype]) for a, t in zip(self.states, self._state_types, strict=True)
+        ]
+
+    def _weights(self) -> list[Any]:
+        """On the device, once."""
+        if self._uploaded is None:
+            self._uploaded = [upload(self.weights[a.name]) for a in self.arguments if a.kind == "const"]
+        return self._uploaded
+
+    def _static(self, values: Mapping[str, int]) -> Hlo:
+        """What is compiled for a call."""
+        return self.hlo if self.bounded or self.hlo.static else self.refine(**values).hlo
+
+    def _executable(self, key: Any, values: Mapping[str, int]) -> Any:
+        return self.executables.make(key, self._static(values))
+
+    def _result(self, outs: Sequence[torch.Tensor], values: dict[str, int]) -> Any:
+        """Outputs, cut to their sizes, as the model gives them; states behind them."""
+        counts = {a.name: int(y) for a, y in zip(self.results, outs, strict=True) if a.kind == "count"}
+        padded = self.bounded or bool(counts)
+        shown = [
+            int(y) if spec.dtype == "int" else _cut(y, spec.dims, values | counts) if padded else y
+            for spec, y in zip(self.inner.outputs, outs, strict=False)
+        ]
+        result = shown[0] if self._plain_result else pytree.tree_unflatten(shown, self.signature.out_spec)
+        changed = outs[len(outs) - len(self.states) :] if self.states else ()
         return (result, *changed) if self.states else result
 
     # -- files

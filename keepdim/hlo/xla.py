@@ -36,13 +36,14 @@ def _client() -> Any:
     return xla_bridge.get_backend("cpu")
 
 
+@cache
 def _device() -> Any:
     return _client().local_devices()[0]
 
 
 def upload(x: torch.Tensor) -> Any:
     """A tensor as a buffer of XLA; the same memory where it is aligned."""
-    return _jax.dlpack_managed_tensor_to_buffer(torch.utils.dlpack.to_dlpack(x.detach()), _device(), None)
+    return _jax.dlpack_managed_tensor_to_buffer(torch.utils.dlpack.to_dlpack(x.detach().contiguous()), _device(), None)
 
 
 def download(x: Any) -> torch.Tensor:
