@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from .errors import fail, optional
@@ -66,6 +67,46 @@ class Type:
         return self.text
 
 
+class Scope:
+    """A context of MLIR that modules share, and what it reports. One thread at a time."""
+
+    def __init__(self) -> None:
+        _mlir()
+        from jax._src.interpreters import mlir as jax_mlir
+
+        self._errors: list[str] = []
+        self._lock = RLock()
+        self.context = jax_mlir.make_ir_context()
+        self.context.emit_error_diagnostics = True
+        self.context.attach_diagnostic_handler(self._diagnose)
+
+    def _diagnose(self, found: Any) -> bool:
+        if str(found.severity).endswith("ERROR"):
+            where = re.search(r":(\d+):(\d+)$", str(found.location).removesuffix(")").replace('"', ""))
+            place = f" (line {where[1]})" if where and where[1] != "0" else ""
+            self._errors.append(found.message + place)
+        return True
+
+    @contextmanager
+    def reporting(self, subject: str) -> Iterator[None]:
+        """The context, with what MLIR reports or raises in it as a sentence."""
+        with self._lock, self.context:
+            yield from self._reported(subject)
+
+    def _reported(self, subject: str) -> Iterator[None]:
+        self._errors.clear()
+        cause = None
+        try:
+            yield
+        except Exception as e:  # MLIR's own kinds; the reason is in what it reported
+            if type(e).__module__.startswith("keepdim"):
+                raise
+            cause = e
+        if cause is not None or self._errors:
+            said = "; ".join(dict.fromkeys(" ".join(m.split()) for m in self._errors)) or str(cause)
+            fail("refine", subject, said, cause=cause)
+
+
 class Hlo:
     """A module of StableHLO.
 
@@ -76,15 +117,10 @@ class Hlo:
     ['tensor<16xf32>']
     """
 
-    def __init__(self, read: Callable[[Any], Any], subject: str):
-        self._errors: list[str] = []
-        _mlir()
-        from jax._src.interpreters import mlir as jax_mlir
-
-        self.context = jax_mlir.make_ir_context()
-        self.context.emit_error_diagnostics = True
-        self.context.attach_diagnostic_handler(self._diagnose)
-        with self.reporting(subject), self.context:
+    def __init__(self, read: Callable[[Any], Any], subject: str, scope: Scope | None = None):
+        self._scope = scope or Scope()
+        self.context, self.reporting = self._scope.context, self._scope.reporting
+        with self.reporting(subject):
             self.module = read(self.context)
 
     # -- making
@@ -116,6 +152,12 @@ class Hlo:
                  f"({_dotted(current)})", "Upgrade jaxlib, or write the artifact for an older version")  # fmt: skip
         return Hlo(lambda context: stablehlo.deserialize_portable_artifact(context, data), subject)
 
+    def copy(self) -> Hlo:
+        """Another module of the same text."""
+        from jaxlib.mlir import ir
+
+        return Hlo(lambda context: ir.Module.parse(self.bytecode(), context), "copy", self._scope)
+
     @staticmethod
     def load(path: str | Path) -> Hlo:
         """From a file."""
@@ -129,6 +171,12 @@ class Hlo:
     def text(self) -> str:
         """As MLIR prints it."""
         return str(self.module)
+
+    def bytecode(self) -> bytes:
+        """As MLIR's own bytecode, of this version alone."""
+        data = io.BytesIO()
+        self.module.operation.write_bytecode(data)
+        return data.getvalue()
 
     def artifact(self) -> bytes:
         """As a portable artifact of StableHLO, which later versions read."""
@@ -192,7 +240,7 @@ class Hlo:
         """Write a text on the module."""
         from jaxlib.mlir import ir
 
-        with self.context:
+        with self.reporting(name):
             self.module.operation.attributes[name] = ir.StringAttr.get(text)
 
     def about(self) -> dict[str, Any]:
@@ -231,7 +279,7 @@ class Hlo:
                 if types is None:
                     fail("refine", name, "needs the types of all arguments", "Say --types 'tensor<16xf32>,...'")
                 options = f"{{types={','.join(self._in_part(types))}}}"
-            with self.reporting(name), self.context:
+            with self.reporting(name):
                 self._run(name, options)
             yield name
 
@@ -247,8 +295,11 @@ class Hlo:
     def _check(self, types: Sequence[str]) -> None:
         """What refine-arguments lets pass: sizes over a bound. Bounds go then, since shapes are not refined through
         them."""
-        given = [self.type(t) for t in types]
+        from jaxlib.mlir import ir
+
         have = self.inputs
+        known = {t.text: t for t in have}
+        given = [known.get(text) or self.type(text) for text in types]
         if len(given) != len(have):
             fail("refine", "types", f"are {len(given)} for {len(have)} arguments")
         for i, (new, old) in enumerate(zip(given, have, strict=True)):
@@ -261,8 +312,8 @@ class Hlo:
                 if most != DYNAMIC and n > most:
                     fail("refine", f"{subject} dim {d}", f"{n} is over its bound {most}")
         if any(b != DYNAMIC for t in have for b in t.bounds) and not any(t.dynamic for t in given):
-            text = BOUNDS.sub("", self.text)
-            self.module = Hlo.parse(text)._moved(self.context)
+            with self.reporting("bounds"):
+                self.module = ir.Module.parse(BOUNDS.sub("", self.text), self.context)
 
     def _in_part(self, types: Sequence[str]) -> list[str]:
         """What is left for refine-arguments: a type that stays dynamic in part is set here, since refine-shapes takes
@@ -270,10 +321,9 @@ class Hlo:
         from jaxlib.mlir import ir
 
         main, left = self.main, list(types)
-        with self.reporting("stablehlo-refine-arguments"), self.context:
+        with self.reporting("stablehlo-refine-arguments"):
             for i, (text, arg) in enumerate(zip(types, main.entry_block.arguments, strict=True)):
-                wanted = ir.Type.parse(text)
-                if _type(wanted).dynamic and wanted != arg.type:
+                if "?" in text and (wanted := ir.Type.parse(text)) != arg.type:
                     arg.set_type(wanted)
                     left[i] = str(wanted)
             end = list(main.entry_block.operations)[-1]
@@ -281,40 +331,12 @@ class Hlo:
             main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(ins, outs))
         return left
 
-    def _moved(self, context: Any) -> Any:
-        from jaxlib.mlir import ir
-
-        return ir.Module.parse(self.text, context)
-
     def type(self, text: str) -> Type:
         """A tensor type from its text."""
         from jaxlib.mlir import ir
 
-        with self.reporting(f"type {text!r}"), self.context:
+        with self.reporting(f"type {text!r}"):
             return _type(ir.Type.parse(text))
-
-    # -- errors
-    def _diagnose(self, found: Any) -> bool:
-        if str(found.severity).endswith("ERROR"):
-            where = re.search(r":(\d+):(\d+)$", str(found.location).removesuffix(")").replace('"', ""))
-            place = f" (line {where[1]})" if where and where[1] != "0" else ""
-            self._errors.append(found.message + place)
-        return True
-
-    @contextmanager
-    def reporting(self, subject: str) -> Iterator[None]:
-        """What MLIR reports, or raises, as a sentence."""
-        self._errors.clear()
-        cause = None
-        try:
-            yield
-        except Exception as e:  # MLIR's own kinds; the reason is in what it reported
-            if type(e).__module__.startswith("keepdim"):
-                raise
-            cause = e
-        if cause is not None or self._errors:
-            said = "; ".join(dict.fromkeys(" ".join(m.split()) for m in self._errors)) or str(cause)
-            fail("refine", subject, said, cause=cause)
 
 
 def _version(data: bytes) -> tuple[int, ...] | None:
@@ -415,10 +437,8 @@ def refine_polymorphic_shapes(hlo: Hlo) -> None:
     from jax._src.lib import _jax
     from jaxlib.mlir import ir
 
-    data = io.BytesIO()
-    hlo.module.operation.write_bytecode(data)
     made = _jax.mlir.refine_polymorphic_shapes(
-        data.getvalue(), enable_shape_assertions=True, validate_static_shapes=True
+        hlo.bytecode(), enable_shape_assertions=True, validate_static_shapes=True
     )
     hlo.module = ir.Module.parse(made, hlo.context)
 

@@ -15,7 +15,7 @@ def evaluate(hlo: Hlo, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     from jaxlib.mlir import ir
 
     stablehlo = _mlir()
-    with hlo.reporting("interpreter"), hlo.context:
+    with hlo.reporting("interpreter"):
         given = [
             ir.DenseElementsAttr.get(_bits(x), type=ir.Type.parse(t.text))
             for x, t in zip(inputs, hlo.inputs, strict=True)

@@ -29,7 +29,7 @@ ELEMENTS = {
 }  # fmt: skip
 DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}
 CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.program"
-FULL = ("refine-arguments", "refine-polymorphic-shapes", "canonicalize", "cse")
+FULL = ("refine-arguments", "refine-polymorphic-shapes")
 PART = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
 
 
@@ -102,8 +102,7 @@ class StableHLOProgram:
         values = self._symbols(sizes)
         names = {s.name for s in self.inner.symbols}
         types = [self._argument_type(i, values) for i in range(len(self.arguments))]
-        copy = Hlo.parse(self.hlo.text)
-        copy.run(FULL if values.keys() == names else PART, types)
+        copy = self.hlo.copy().run(FULL if values.keys() == names else PART, types)
         known = {k: Dim.const(v) for k, v in values.items()}
         signature = self.signature._replace(contract=_substituted(self.signature.contract, known))
         return StableHLOProgram(copy, signature, _substituted(self.inner, known), self.arguments, self.results,
