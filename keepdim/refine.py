@@ -22,6 +22,7 @@ from .errors import fail, optional
 
 EXTRA = "stablehlo"  # of pip: jax and jaxlib
 BYTECODE = b"ML\xefR"
+ASSERTION = "shape_assertion"  # of custom calls
 DYNAMIC = -1  # where a size is not known
 REMOVE_DYNAMISM = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
 # Passes over single functions; the others go over the module.
@@ -219,13 +220,14 @@ class Hlo:
             n for n in self.counts() if n.startswith("stablehlo.dynamic_") and n not in STATIC_THOUGH_DYNAMIC
         ]
 
+    def calls(self) -> list[tuple[str, Any]]:
+        """What is called outside of it, each with its operation; or of its own functions."""
+        names = {"stablehlo.custom_call": "call_target_name", "func.call": "callee"}
+        return [(_string(op.attributes[names[op.name]]), op) for op in self.operations() if op.name in names]
+
     def assertions(self) -> list[str]:
         """What its shape assertions say."""
-        return [
-            _string(op.attributes["error_message"])
-            for op in self.operations()
-            if op.name == "stablehlo.custom_call" and _string(op.attributes["call_target_name"]) == "shape_assertion"
-        ]
+        return [_string(op.attributes["error_message"]) for name, op in self.calls() if name == ASSERTION]
 
     def take_attribute(self, name: str) -> str | None:
         """A text that stands on the module, taken off it."""

@@ -18,7 +18,7 @@ from .. import _native
 from ..contract import DTYPE_OF, Constraint, Contract, Place, Source, Spec, Symbol, solve
 from ..dims import Dim, decide, range_text
 from ..errors import KeepdimError, fail
-from ..refine import DYNAMIC, Hlo, Type
+from ..refine import ASSERTION, DYNAMIC, Hlo, Type
 from ..signature import Signature, Transport
 from . import bounded
 from .xla import Executables, upload
@@ -29,8 +29,9 @@ ELEMENTS = {
 }  # fmt: skip
 DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}
 CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.program"
-FULL = ("refine-arguments", "refine-polymorphic-shapes")
 PART = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
+FULL = (*PART, "check-shape-assertions", "cse")
+BY_XLA = ("refine-arguments", "refine-polymorphic-shapes")  # where something is called: it knows XLA's own calls
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -68,6 +69,7 @@ class StableHLOProgram:
         self._uploaded: list[Any] | None = None
         self._check = _native.Contract(self.contract.to_json())
         self.types = hlo.inputs
+        self._calls = any(name != ASSERTION for name, _ in hlo.calls())
         self._state_types = [t for a, t in zip(self.arguments, self.types, strict=True) if a.kind == "state"]
         count = len(self.contract.inputs)
         self._plain_call = signature.in_spec == pytree.tree_structure((tuple(range(count)), {}))
@@ -102,7 +104,8 @@ class StableHLOProgram:
         values = self._symbols(sizes)
         names = {s.name for s in self.inner.symbols}
         types = [self._argument_type(i, values) for i in range(len(self.arguments))]
-        copy = self.hlo.copy().run(FULL if values.keys() == names else PART, types)
+        whole = BY_XLA if self._calls else FULL
+        copy = self.hlo.copy().run(whole if values.keys() == names else PART, types)
         known = {k: Dim.const(v) for k, v in values.items()}
         signature = self.signature._replace(contract=_substituted(self.signature.contract, known))
         return StableHLOProgram(copy, signature, _substituted(self.inner, known), self.arguments, self.results,
