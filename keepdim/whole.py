@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from . import frontend
 from .contract import DTYPE_OF, Contract
-from .dims import Dim, Sym
+from .dims import Dim
 from .ops import Unsupported
 from .partition import KeepdimGgml, named_data
 from .passes import Lowered, Stays, nothing
@@ -64,9 +64,9 @@ class _StandIn(torch.nn.Module):
     def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         sizes: dict[str, Any] = {}
         for s in self.contract.symbols:
-            place = inputs[s.source.input].size(s.source.index) - _value(s.source.add, sizes)
-            sizes[s.name] = place // _value(s.source.mul, sizes) if s.source.mul.value != 1 else place
-        outs = [([_value(d, sizes) for d in out.dims], DTYPE_OF[out.dtype]) for out in self.contract.outputs]
+            place = inputs[s.source.input].size(s.source.index) - s.source.add.over(sizes, FUNCTIONS)
+            sizes[s.name] = place // s.source.mul.over(sizes, FUNCTIONS) if s.source.mul.value != 1 else place
+        outs = [([d.over(sizes, FUNCTIONS) for d in out.dims], DTYPE_OF[out.dtype]) for out in self.contract.outputs]
         return [torch.ops.keepdim.stand_in(list(inputs), size, dtype) for size, dtype in outs]
 
 
@@ -76,22 +76,6 @@ FUNCTIONS = {
     "max": torch.sym_max,
     "min": torch.sym_min,
 }
-
-
-def _value(d: Dim, sizes: Mapping[str, Any]) -> Any:
-    """A Dim over torch's symbolic integers."""
-    total: Any = 0
-    for factors, term in d.terms:
-        for a in factors:
-            if isinstance(a, Sym):
-                term = term * sizes[a.name]
-            else:
-                first, *rest = (_value(x, sizes) for x in a.args)
-                for x in rest:
-                    first = FUNCTIONS[a.kind](first, x)
-                term = term * first
-        total = total + term
-    return total
 
 
 class _Caller(torch.nn.Module):

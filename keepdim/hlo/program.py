@@ -29,6 +29,7 @@ ELEMENTS = {
 }  # fmt: skip
 DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}
 CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.program"
+STATES = "Give what new_states() or the call before gave"
 PART = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
 FULL = (*PART, "check-shape-assertions", "cse")
 BY_XLA = ("refine-arguments", "refine-polymorphic-shapes")  # where something is called: it knows XLA's own calls
@@ -190,12 +191,14 @@ class StableHLOProgram:
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[torch.Tensor]]:
         """The contract's inputs in order, and the states behind them."""
         count = len(args) - len(self.states)
-        states = [tensor(x) for x in args[max(count, 0) :]]
-        if self.states:
-            self._check_states(states)
+        if count < 0:
+            fact = f"has {len(args)} arguments, and {len(self.states)} states stand behind the model's own"
+            fail("bind", "call", fact, STATES)
+        states = [tensor(x) for x in args[count:]]
+        self._check_states(states)
         if self._plain_call and count == len(self.contract.inputs) and not kwargs:
             return [tensor(x) for x in args[:count]], states
-        return self.signature.flatten(*pytree.tree_map(tensor, (args[: max(count, 0)], kwargs))), states
+        return self.signature.flatten(*pytree.tree_map(tensor, (args[:count], kwargs))), states
 
     def _bind(self, flat: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, int]]:
         """The tensors that main takes, checked against the contract, and the symbols' values."""
@@ -207,13 +210,10 @@ class StableHLOProgram:
         return inputs, self.inner.bind(inputs)
 
     def _check_states(self, states: Sequence[Any]) -> None:
-        if len(states) != len(self.states):
-            fail("bind", "call", f"has {len(states)} states of {len(self.states)}", "They stand behind the arguments")
         for a, x, t in zip(self.states, states, self._state_types, strict=True):
             have = f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
             if not isinstance(x, torch.Tensor) or tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype]:
-                fail("bind", f"state {a.name!r}", f"expected {a.dtype} {list(t.dims)}, got {have}",
-                     "Give what new_states() or the call before gave")  # fmt: skip
+                fail("bind", f"state {a.name!r}", f"expected {a.dtype} {list(t.dims)}, got {have}", STATES)
 
     def new_states(self) -> list[torch.Tensor]:
         """States as they begin: zeros."""
