@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -90,21 +90,28 @@ def _max_pool(c: Call) -> Array:
 
 @row("max_pool_index")
 def _max_pool_index(c: Call) -> Array:
+    """The first of the largest; in a window that has nothing of the input, its first place that is not negative."""
     w = Window(c)
-    x, best, found = w.padded(lowest(c.ins[0].dtype)), None, None
+    x = w.padded(lowest(c.ins[0].dtype))
+    starts = [iota(c.extents, a) * s - p for a, s, p in zip(w.axes, w.stride, w.pad, strict=True)]
+
+    def flat(places: Sequence[Array]) -> Array:
+        total: Any = 0
+        for a, at in zip(w.axes, places, strict=True):
+            total = total * c.size(0, a) + at
+        return total
+
+    found = flat([at - jnp.minimum(at, 0) // d * d for at, d in zip(starts, w.dilation, strict=True)])
+    best, seen = jnp.full(c.extents, lowest(x.dtype), x.dtype), jnp.zeros(c.extents, bool)
     for offset in w.offsets():
-        one, place, inside = w.at(x, offset), jnp.zeros((), jnp.int32), jnp.ones((), bool)
-        for d, a in enumerate(w.axes):
-            at = iota(c.extents, a) * w.stride[d] + offset[d] * w.dilation[d] - w.pad[d]
-            inside = inside & (at >= 0) & (at < c.size(0, a))
-            place = place * c.size(0, a) + at
-        if best is None:
-            best, found, any_yet = one, place, inside
-            continue
-        better = inside & (~any_yet | (one > best) | (jnp.isnan(one) & ~jnp.isnan(best)))
-        best, found = jnp.where(better, one, best), jnp.where(better, place, found)
-        any_yet = any_yet | inside
-    return jnp.broadcast_to(found, c.extents).astype(c.dtype)
+        places = [at + k * d for at, k, d in zip(starts, offset, w.dilation, strict=True)]
+        inside = reduce(
+            jnp.logical_and, [(at >= 0) & (at < c.size(0, a)) for a, at in zip(w.axes, places, strict=True)]
+        )
+        one = w.at(x, offset)
+        better = inside & (~seen | (one > best) | (jnp.isnan(one) & ~jnp.isnan(best)))
+        best, found, seen = jnp.where(better, one, best), jnp.where(better, flat(places), found), seen | inside
+    return found.astype(c.dtype)
 
 
 @row("avg_pool")
