@@ -140,6 +140,8 @@ class Dim:
 
     def substitute(self, values: Mapping[str, Dim]) -> Dim:
         """Replace symbols by Dims."""
+        if self.value is not None:
+            return self
 
         def atom(a: Atom) -> Dim:
             if isinstance(a, Sym):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +69,31 @@ class StableHLOProgram:
         self.arguments, self.results = list(arguments), list(results)
         self.executables = Executables()
         self._uploaded: list[Any] | None = None
-        self._check = _native.Contract(self.contract.to_json())
-        self.types = hlo.inputs
-        self._calls = any(name != ASSERTION for name, _ in hlo.calls())
-        self._state_types = [t for a, t in zip(self.arguments, self.types, strict=True) if a.kind == "state"]
         count = len(self.contract.inputs)
         self._plain_call = signature.in_spec == pytree.tree_structure((tuple(range(count)), {}))
         self._plain_result = signature.out_spec == pytree.tree_structure(0)
         self._special = any(t.kind for t in signature.transports) or any(
             s.dtype == "python" for s in self.contract.inputs
         )
+
+    # -- what a refined program may never be asked for
+    @cached_property
+    def _check(self) -> Any:
+        return _native.Contract(self.contract.to_json())
+
+    @cached_property
+    def types(self) -> list[Type]:
+        """What main takes."""
+        return self.hlo.inputs
+
+    @cached_property
+    def _state_types(self) -> list[Type]:
+        return [t for a, t in zip(self.arguments, self.types, strict=True) if a.kind == "state"]
+
+    @cached_property
+    def _calls(self) -> bool:
+        """Whether it calls anything but assertions."""
+        return any(name != ASSERTION for name, _ in self.hlo.calls())
 
     # -- reading
     @property
