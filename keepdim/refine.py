@@ -221,8 +221,8 @@ class Hlo:
         ]
 
     def calls(self) -> list[tuple[str, Any]]:
-        """What is called outside of it, each with its operation; or of its own functions."""
-        names = {"stablehlo.custom_call": "call_target_name", "func.call": "callee"}
+        """What is called, outside of it or of its own functions, each with its operation."""
+        names = {"stablehlo.custom_call": "call_target_name", "func.call": "callee", "stablehlo.composite": "name"}
         return [(_string(op.attributes[names[op.name]]), op) for op in self.operations() if op.name in names]
 
     def assertions(self) -> list[str]:

@@ -33,7 +33,8 @@ CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.p
 STATES = "Give what new_states() or the call before gave"
 PART = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
 FULL = (*PART, "check-shape-assertions", "cse")
-BY_XLA = ("refine-arguments", "refine-polymorphic-shapes")  # where something is called: it knows XLA's own calls
+# Where something is called: refine-shapes knows neither XLA's own calls nor composites.
+BY_XLA = ("refine-arguments", "refine-polymorphic-shapes")
 
 
 class Argument(msgspec.Struct, frozen=True):
