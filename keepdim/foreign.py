@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from .contract import Contract
 from .dims import Dim
 from .errors import fail
-from .frontend import Symbols
+from .nodes import Symbols
 from .partition import TAG, OpenShapeEnv
 from .propagate import settle
 from .ranges import Mark, mark_of

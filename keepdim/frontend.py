@@ -5,8 +5,7 @@ so that what the partitioner promises is what the delegate's `preprocess` does.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import getitem
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,68 +18,18 @@ from . import passes
 from .contract import BLOCKS, Contract, Place, Spec, Symbol, dtype_name, solve
 from .dims import Dim, Sym
 from .errors import KeepdimError, fail
+from .nodes import ASSERT, COND, ITEM, Symbols, attribute, changes, constants_of, getitem, is_size, overload
 from .ops import ROWS, Args, Row, Shape, Unsupported, dim_order_rows
 from .passes import Lowered
 from .program import NONE, Node, Program, Region, Value, verify, walk
 from .quant import Quantised, state_shape
-from .reading import finite, margin, shape_env_of, to_dim, to_size
+from .reading import margin, shape_env_of, to_dim, to_size
 
-ASSERT = torch.ops.aten._assert_tensor_metadata.default  # of what tracing has seen
 # Op and operand: a weight or state in another dtype than what is computed in.
 TAKES_STORED = {("linear", 1), ("embedding", 0), ("cached_attention", 4), ("cached_attention", 5)}
-COND = torch.ops.higher_order.cond
-ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 
 
 Rows = Mapping[OpOverload, Row | None]
-
-
-class Symbols(Mapping[str, Dim]):
-    """torch's symbol names → Dims: the contract's where it knows them, the ShapeEnv's own range otherwise."""
-
-    def __init__(self, known: Mapping[str, Dim], env: Any = None):
-        self.known = dict(known)
-        self.ranges = {str(k): v for k, v in env.var_to_range.items()} if env is not None else {}
-
-    def __getitem__(self, name: str) -> Dim:
-        if name not in self.known:
-            vr = self.ranges[name]
-            self.known[name] = Dim.symbol(name, finite(vr.lower), finite(vr.upper))
-        return self.known[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.known or name in self.ranges
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self.ranges, **self.known})
-
-    def __len__(self) -> int:
-        return len({**self.ranges, **self.known})
-
-
-def overload(node: FxNode) -> OpOverload | None:
-    """The ATen overload behind a node's target, in ATen or Edge dialect."""
-    inner = getattr(node.target, "_op", None)  # an Edge op holds the ATen one, an ATen op holds a builtin
-    target = inner if isinstance(inner, OpOverload) else node.target
-    return target if isinstance(target, OpOverload) else None
-
-
-def is_size(node: FxNode) -> bool:
-    """Whether a node is a symbolic integer or truth: part of shapes, not of the computation."""
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, int, bool))
-
-
-def with_branches(nodes: Iterable[FxNode]) -> Iterator[FxNode]:
-    """These nodes, and those of the branches that a cond among them has."""
-    for n in nodes:
-        yield n
-        for branch in n.args[1:3] if n.target is COND else ():
-            yield from with_branches(attribute(branch).graph.nodes)
-
-
-def computing(nodes: Iterable[FxNode]) -> Iterator[str]:
-    """The names of the ops that compute, those in branches too."""
-    return (str(overload(n)) for n in with_branches(nodes) if overload(n) is not None and not is_size(n))
 
 
 def build(
@@ -102,7 +51,7 @@ def build(
     """
     b = _Builder(inputs, symbols, rows)
     nodes = [n for n in nodes if n.op == "call_function"]
-    changed = {x for n in nodes for x in _changes(n)}
+    changed = {x for n in nodes for x in changes(n)}
     for node, data in constants.items():
         if node in quantised:
             b.quantised(node, quantised[node])
@@ -433,23 +382,6 @@ class _Builder:
             self.places = [Place(q.kind, q.input, q.index, swap(q.dim)) for q in self.places]
 
 
-def attribute(node: FxNode) -> Any:
-    """What a get_attr node names: a branch of a cond, or a tensor."""
-    return getattr(node.graph.owning_module, str(node.target))
-
-
-def _changes(node: FxNode) -> Iterator[FxNode]:
-    """The arguments that a call writes to, in branches too."""
-    for branch in node.args[1:3] if node.target is COND else ():
-        body = attribute(branch)
-        outside = dict(zip(body.graph.find_nodes(op="placeholder"), node.args[3], strict=True))
-        yield from (outside[x] for n in body.graph.nodes for x in _changes(n) if x in outside)
-    target = overload(node)
-    for arg, x in zip(target._schema.arguments, node.args, strict=False) if target else ():
-        if arg.alias_info is not None and arg.alias_info.is_write and isinstance(x, FxNode):
-            yield x
-
-
 def _with_dims(n: Node, f: Callable[[Dim], Dim]) -> Node:
     """The node with another Dim for each of its attributes'."""
     attrs = {
@@ -488,19 +420,6 @@ def _replace(d: Dim, part: Dim, whole: Dim) -> Dim:
         else:
             total = total + Dim({tuple(left): c}) * whole
     return total
-
-
-def constants_of(ep: Any) -> dict[FxNode, torch.Tensor]:
-    """The parameters, buffers and lifted constants of a (sub)program, by placeholder."""
-    sig = ep.graph_signature
-    targets = {**sig.inputs_to_parameters, **sig.inputs_to_buffers, **sig.inputs_to_lifted_tensor_constants}
-    out = {}
-    for n in ep.graph.nodes:
-        if n.op == "placeholder" and n.name in targets:
-            key = targets[n.name]
-            data = ep.state_dict[key] if key in ep.state_dict else ep.constants[key]
-            out[n] = data
-    return out
 
 
 def _quantised(

@@ -15,7 +15,7 @@ from executorch.exir.schema import Bool, EValue, Instruction, Int, JumpFalseCall
 from torch.fx import GraphModule
 
 from .errors import fail
-from .frontend import Symbols
+from .nodes import Symbols
 from .reading import to_dim
 
 hops = torch.ops.higher_order

@@ -28,12 +28,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from . import frontend, kernels, loops, pte, whole
+from . import kernels, loops, pte, whole
 from .capture import Captured, needs_upper_bound
 from .errors import KeepdimError, fail
 from .foreign import BranchPartitioner, Watched, watched_backends
-from .frontend import Symbols
 from .mapped import Source
+from .nodes import Symbols, computing, overload
 from .ops import ROWS, Unsupported
 from .partition import GgmlPartitioner, KeepdimGgml, keep_open, restore_ranges
 from .passes import nothing
@@ -137,14 +137,14 @@ def lower_whole(
     with open_sizes(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
         edge = EdgeProgramManager(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
         _write(edge, path, {CONTRACT_METHOD: signature.to_json(), **(methods or {})})
-    counts = Counter(frontend.computing(ep.graph.nodes))
+    counts = Counter(computing(ep.graph.nodes))
     return Artifact(path, ep, Report([KeepdimGgml.__name__], dict(counts), notes=list(captured.notes)))
 
 
 def _refuse_own_ops(program: ExportedProgram, why: Exception) -> None:
     """Ops with a state of our own have no other way than one delegate."""
     for n in program.graph.nodes:
-        if getattr(frontend.overload(n), "namespace", "") == "keepdim":
+        if getattr(overload(n), "namespace", "") == "keepdim":
             fail("lower", str(n.target), f"needs the model in one delegate, which is not possible ({why})", cause=why)
 
 

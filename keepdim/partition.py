@@ -27,6 +27,7 @@ from . import frontend, ops
 from .contract import Contract
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail
+from .nodes import COND, Symbols, computing, constants_of, getitem, is_size, overload, with_branches
 from .passes import Lowered
 from .propagate import settle
 from .ranges import Mark, mark_of
@@ -141,7 +142,7 @@ class GgmlPartitioner(Partitioner):
         if self._whole is None:
             symbols = self._symbols_of(ep.graph_module)
             nodes = [n for gm in graph_modules(ep.graph_module) for n in gm.graph.nodes if n.op == "call_function"]
-            uses = [(n, frontend.overload(n)) for n in nodes if ops.whole(frontend.overload(n))]
+            uses = [(n, overload(n)) for n in nodes if ops.whole(overload(n))]
             refused: dict[Any, str] = {}
             for n, target in uses:
                 if (why := frontend.reason(n, symbols, self.engine)) is not None:
@@ -166,7 +167,7 @@ class GgmlPartitioner(Partitioner):
                 tags[tag] = spec
                 for n in nodes:
                     n.meta[TAG] = tag
-                self.delegated.update(frontend.computing(nodes))
+                self.delegated.update(computing(nodes))
             top = False
         self.partitions = len(tags)
         _tag_constants(ep)
@@ -174,55 +175,53 @@ class GgmlPartitioner(Partitioner):
         return PartitionResult(tagged_exported_program=ep, partition_tags=tags)
 
     # -- ours
-    def _symbols_of(self, gm: GraphModule) -> frontend.Symbols:
-        return frontend.Symbols(self.symbols, shape_env_of(n.meta.get("val") for n in gm.graph.nodes))
+    def _symbols_of(self, gm: GraphModule) -> Symbols:
+        return Symbols(self.symbols, shape_env_of(n.meta.get("val") for n in gm.graph.nodes))
 
     def _propose(self, ep: ExportedProgram, gm: GraphModule, top: bool) -> Iterator[list[FxNode]]:
         symbols = self._symbols_of(ep.graph_module)
         support = _Support(symbols, self.engine, self.reasons, self.elsewhere)
         proposals = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True).propose_partitions()
-        constants = frontend.constants_of(ep) if top else {}
+        constants = constants_of(ep) if top else {}
         mutated = set(ep.graph_signature.buffers_to_mutate.values())
         names = ep.graph_signature.inputs_to_buffers
         constants = {n: t for n, t in constants.items() if names.get(n.name) not in mutated}
         for p in proposals:
-            choices = [n for n in p.nodes if n.target is frontend.COND]
+            choices = [n for n in p.nodes if n.target is COND]
             branches = {i for n in choices for i in n.all_input_nodes if i.op == "get_attr"}
             nodes = _without_idle_sizes([n for n in gm.graph.nodes if n in p.nodes or n in branches])
-            if not any(not frontend.is_size(n) for n in nodes):
+            if not any(not is_size(n) for n in nodes):
                 continue
             fault = _fault(nodes, constants, symbols)
             if fault is None:
                 yield nodes
             else:
-                self.reasons.update({n.name: fault for n in nodes if not frontend.is_size(n)})
+                self.reasons.update({n.name: fault for n in nodes if not is_size(n)})
 
 
 class _Support(OperatorSupportBase):
     """Support is a dry run of the real lowering."""
 
-    def __init__(
-        self, symbols: frontend.Symbols, engine: str, reasons: dict[str, str], elsewhere: Collection[Mark] = ()
-    ):
+    def __init__(self, symbols: Symbols, engine: str, reasons: dict[str, str], elsewhere: Collection[Mark] = ()):
         self.symbols, self.engine, self.reasons, self.elsewhere = symbols, engine, reasons, elsewhere
         self.known: dict[FxNode, bool] = {}
 
     def is_node_supported(self, submodules: Any, node: FxNode) -> bool:
         if node.op != "call_function":
             return False
-        if node.target is frontend.getitem:
+        if node.target is getitem:
             source = node.args[0]
             return isinstance(source, FxNode) and self.is_node_supported(submodules, source)
         if node not in self.known:
             why = self._reserved(node) or frontend.reason(node, self.symbols, self.engine)
             self.known[node] = why is None
-            if why is not None and not frontend.is_size(node):
+            if why is not None and not is_size(node):
                 self.reasons[node.name] = why
         return self.known[node]
 
     def _reserved(self, node: FxNode) -> str | None:
         """Why this node, or one in its branches, is not ours to take."""
-        if self.elsewhere and any(mark_of(n) in self.elsewhere for n in frontend.with_branches([node])):
+        if self.elsewhere and any(mark_of(n) in self.elsewhere for n in with_branches([node])):
             return "its implementation names another partitioner"
         return None
 
@@ -238,7 +237,7 @@ def _refuse_steps(uses: list[tuple[FxNode, Any]], refused: dict[Any, str]) -> No
                 fail("lower", f"{target} '{n.name}'", fact, "Fix its length, or change the layer")
 
 
-def _fault(nodes: list[FxNode], constants: dict[FxNode, torch.Tensor], symbols: frontend.Symbols) -> str | None:
+def _fault(nodes: list[FxNode], constants: dict[FxNode, torch.Tensor], symbols: Symbols) -> str | None:
     """Why these nodes together are no Program: a size that none of their inputs shows."""
     inside = set(nodes)
     used = list(dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside))
@@ -265,20 +264,16 @@ def _without_idle_sizes(nodes: list[FxNode]) -> list[FxNode]:
     kept: set[FxNode] = set()
     inside = set(nodes)
     for n in reversed(nodes):
-        if (
-            not frontend.is_size(n)
-            or any(u in kept for u in n.users)
-            or any(_made_by(i, inside) for i in n.all_input_nodes)
-        ):
+        if not is_size(n) or any(u in kept for u in n.users) or any(_made_by(i, inside) for i in n.all_input_nodes):
             kept.add(n)
     return [n for n in nodes if n in kept]
 
 
 def _made_by(n: FxNode, inside: set[FxNode]) -> bool:
-    return n in inside and not frontend.is_size(n)
+    return n in inside and not is_size(n)
 
 
-def refuse_wide_values(ep: ExportedProgram, symbols: frontend.Symbols) -> None:
+def refuse_wide_values(ep: ExportedProgram, symbols: Symbols) -> None:
     """ExecuTorch carries an integer that is used as a value as int32: one that may not fit would wrap silently."""
     for n in ep.graph.nodes:
         if n.target != torch.ops.aten.scalar_tensor.default or n.kwargs.get("dtype") != torch.int32:
@@ -295,7 +290,7 @@ def _tag_constants(ep: ExportedProgram) -> None:
     """A weight belongs to a delegate only when all its users do; one that changes belongs to none."""
     sig = ep.graph_signature
     mutated = set(sig.buffers_to_mutate.values())
-    for n in frontend.constants_of(ep):
+    for n in constants_of(ep):
         tags = {u.meta.get(TAG) for u in n.users}
         if n.users and None not in tags and sig.inputs_to_buffers.get(n.name) not in mutated:
             n.meta[TAG] = min(t for t in tags if t is not None)

@@ -21,8 +21,8 @@ from ..capture import Captured, capture
 from ..contract import BLOCKS, Contract, Spec, Symbol
 from ..dims import CMPS, Dim
 from ..errors import fail
-from ..frontend import Symbols
 from ..lowering import open_sizes
+from ..nodes import Symbols
 from ..ops import Unsupported
 from ..passes import Lowered
 from ..program import NONE, Node, Program, Region, Value, walk

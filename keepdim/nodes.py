@@ -1,0 +1,112 @@
+"""What the nodes of an exported graph are: their ops, branches, sizes and constants; and what its symbols stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from operator import getitem
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node as FxNode
+
+from .dims import Dim
+from .reading import finite
+
+ASSERT = torch.ops.aten._assert_tensor_metadata.default  # of what tracing has seen
+COND = torch.ops.higher_order.cond
+ITEM = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
+
+
+class Symbols(Mapping[str, Dim]):
+    """torch's symbol names → Dims: the contract's where it knows them, the ShapeEnv's own range otherwise."""
+
+    def __init__(self, known: Mapping[str, Dim], env: Any = None):
+        self.known = dict(known)
+        self.ranges = {str(k): v for k, v in env.var_to_range.items()} if env is not None else {}
+
+    def __getitem__(self, name: str) -> Dim:
+        if name not in self.known:
+            vr = self.ranges[name]
+            self.known[name] = Dim.symbol(name, finite(vr.lower), finite(vr.upper))
+        return self.known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.known or name in self.ranges
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.ranges, **self.known})
+
+    def __len__(self) -> int:
+        return len({**self.ranges, **self.known})
+
+
+def overload(node: FxNode) -> OpOverload | None:
+    """The ATen overload behind a node's target, in ATen or Edge dialect."""
+    inner = getattr(node.target, "_op", None)  # an Edge op holds the ATen one, an ATen op holds a builtin
+    target = inner if isinstance(inner, OpOverload) else node.target
+    return target if isinstance(target, OpOverload) else None
+
+
+def is_size(node: FxNode) -> bool:
+    """Whether a node is a symbolic integer or truth: part of shapes, not of the computation."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, int, bool))
+
+
+def with_branches(nodes: Iterable[FxNode]) -> Iterator[FxNode]:
+    """These nodes, and those of the branches that a cond among them has."""
+    for n in nodes:
+        yield n
+        for branch in n.args[1:3] if n.target is COND else ():
+            yield from with_branches(attribute(branch).graph.nodes)
+
+
+def computing(nodes: Iterable[FxNode]) -> Iterator[str]:
+    """The names of the ops that compute, those in branches too."""
+    return (str(overload(n)) for n in with_branches(nodes) if overload(n) is not None and not is_size(n))
+
+
+def attribute(node: FxNode) -> Any:
+    """What a get_attr node names: a branch of a cond, or a tensor."""
+    return getattr(node.graph.owning_module, str(node.target))
+
+
+def changes(node: FxNode) -> Iterator[FxNode]:
+    """The arguments that a call writes to, in branches too."""
+    for branch in node.args[1:3] if node.target is COND else ():
+        body = attribute(branch)
+        outside = dict(zip(body.graph.find_nodes(op="placeholder"), node.args[3], strict=True))
+        yield from (outside[x] for n in body.graph.nodes for x in changes(n) if x in outside)
+    target = overload(node)
+    for arg, x in zip(target._schema.arguments, node.args, strict=False) if target else ():
+        if arg.alias_info is not None and arg.alias_info.is_write and isinstance(x, FxNode):
+            yield x
+
+
+def constants_of(ep: Any) -> dict[FxNode, torch.Tensor]:
+    """The parameters, buffers and lifted constants of a (sub)program, by placeholder."""
+    sig = ep.graph_signature
+    targets = {**sig.inputs_to_parameters, **sig.inputs_to_buffers, **sig.inputs_to_lifted_tensor_constants}
+    out = {}
+    for n in ep.graph.nodes:
+        if n.op == "placeholder" and n.name in targets:
+            key = targets[n.name]
+            data = ep.state_dict[key] if key in ep.state_dict else ep.constants[key]
+            out[n] = data
+    return out
+
+
+__all__ = [
+    "ASSERT",
+    "COND",
+    "ITEM",
+    "Symbols",
+    "attribute",
+    "changes",
+    "computing",
+    "constants_of",
+    "getitem",
+    "is_size",
+    "overload",
+    "with_branches",
+]
