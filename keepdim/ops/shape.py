@@ -281,7 +281,7 @@ op(
     aten.transpose_copy.int,
     lower=_permute,
 )
-op("permute", aten.t.default, aten.t_copy.default, aten.numpy_T.default, lower=_reversed)
+op("permute", aten.t.default, aten.numpy_T.default, lower=_reversed)
 op("permute", aten.mT.default, lower=_swapped)
 op("permute", aten.movedim.int, lower=_movedim)
 op("expand", aten.expand_copy.default, aten.expand.default, aten.expand_as.default, lower=_expand)

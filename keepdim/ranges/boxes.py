@@ -17,7 +17,7 @@ Tree = int | tuple[int, int, Any, Any]  # an implementation, or (axis, at, up to
 def show(axes: Sequence[Axis], box: Box) -> str:
     """A box in words.
 
-    >>> from keepdim.axes import parse
+    >>> from keepdim.ranges.axes import parse
     >>> show(parse("f", {"s": "x.shape[0]", "b": "x.shape[1]"}, {"s": (1, 9), "b": (1, 4)}), ((1, 9), (2, 2)))
     's in 1..9 and b = 2'
     """
@@ -90,7 +90,7 @@ def ends(node: Tree) -> list[int]:
 def edges(axes: Sequence[Axis], tiles: Sequence[Box]) -> list[tuple[int, ...]]:
     """Points on both sides of every border, and at both ends, of every box.
 
-    >>> from keepdim.axes import parse
+    >>> from keepdim.ranges.axes import parse
     >>> edges(parse("f", {"s": "x.shape[0]"}, {"s": (1, 9)}), [((1, 4),), ((5, 9),)])
     [(1,), (4,), (5,), (9,)]
     """
