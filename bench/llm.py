@@ -329,7 +329,7 @@ def measure(job: Job, turns: int) -> dict[str, Any]:
     for i in own_turns(1 + turns):
         for n in random.Random(i).sample(LENGTHS, len(LENGTHS)):
             logits[n] = numpy.copy(timed(runner.prefill, tokens[:n], prefill[n]))
-            if i:
+            if i and n > 1:  # two tokens are no neighbour of one: they take longer
                 timed(runner.prefill, tokens[: n + i], fresh[n])
         if isinstance(runner, Whole):
             continue
@@ -350,7 +350,7 @@ def row(job: Job, reference: Job) -> dict[str, Any]:
     out["version"] = version(PEERS[job.peer].package)
     out |= {f"prefill_{n}_ms": min(times[1:]) for n, times in found["prefill"].items()}
     out |= {f"first_{n}_ms": times[0] for n, times in found["prefill"].items()}
-    out |= {f"new_{n}_ms": min(times) for n, times in found["new"].items()}
+    out |= {f"new_{n}_ms": min(times) for n, times in found["new"].items() if times}
     for n, times in found["decode"].items():
         # The best of the turns, by their medians: a step is short enough to miss what disturbs it.
         turns = [times[i : i + STEPS] for i in range(STEPS, len(times), STEPS)]
