@@ -272,15 +272,17 @@ class Hlo:
         """The same; gives the name of each pass after it was run."""
         names = [n for name in passes for n in (REMOVE_DYNAMISM if _plain(name) == "remove-dynamism" else (name,))]
         found = [_find(n) for n in names]
-        if types is not None:
-            if "stablehlo-refine-arguments" not in [n for n, _ in found]:
-                fail("refine", "types", "are for refine-arguments, which is not among the passes")
-            self._check(types)
-        for name, options in found:
-            if name == "stablehlo-refine-arguments" and not options:
+        if types is not None and "stablehlo-refine-arguments" not in [n for n, _ in found]:
+            fail("refine", "types", "are for refine-arguments, which is not among the passes")
+        for i, (name, options) in enumerate(found):
+            if name == "stablehlo-refine-arguments":
+                if options.startswith("{types="):
+                    types, options = split(options[len("{types=") : -1]), ""
                 if types is None:
                     fail("refine", name, "needs the types of all arguments", "Say --types 'tensor<16xf32>,...'")
-                options = f"{{types={','.join(self._in_part(types))}}}"
+                self._within_bounds(types)
+                later = [n for n, _ in found[i + 1 :]]
+                options = _types(self._in_part(types) if "stablehlo-refine-shapes" in later else types)
             with self.reporting(name):
                 self._run(name, options)
             yield name
@@ -294,26 +296,21 @@ class Hlo:
         inner = f"func.func({name}{options})" if name in OF_FUNCTIONS else name + options
         PassManager.parse(f"builtin.module({inner})", self.context).run(self.module.operation)
 
-    def _check(self, types: Sequence[str]) -> None:
+    def _within_bounds(self, types: Sequence[str]) -> None:
         """What refine-arguments lets pass: sizes over a bound. Bounds go then, since shapes are not refined through
-        them."""
+        them. Anything else that is wrong with the types is said by the pass."""
         from jaxlib.mlir import ir
 
         have = self.inputs
+        if all(b == DYNAMIC for t in have for b in t.bounds):
+            return
         known = {t.text: t for t in have}
         given = [known.get(text) or self.type(text) for text in types]
-        if len(given) != len(have):
-            fail("refine", "types", f"are {len(given)} for {len(have)} arguments")
-        for i, (new, old) in enumerate(zip(given, have, strict=True)):
-            subject = f"argument {i}"
-            if new.element != old.element or len(new.dims) != len(old.dims):
-                fail("refine", subject, f"is {old}, which {new} does not refine")
-            for d, (n, m, most) in enumerate(zip(new.dims, old.dims, old.bounds, strict=True)):
-                if m not in (DYNAMIC, n):
-                    fail("refine", f"{subject} dim {d}", f"is {m}, got {'?' if n == DYNAMIC else n}")
-                if most != DYNAMIC and n > most:
-                    fail("refine", f"{subject} dim {d}", f"{n} is over its bound {most}")
-        if any(b != DYNAMIC for t in have for b in t.bounds) and not any(t.dynamic for t in given):
+        for i, (new, old) in enumerate(zip(given, have, strict=False)):
+            for d, (n, bound, most) in enumerate(zip(new.dims, new.bounds, old.bounds, strict=False)):
+                if most != DYNAMIC and max(n, bound) > most:
+                    fail("refine", f"argument {i} dim {d}", f"{max(n, bound)} is over its bound {most}")
+        if not any(t.dynamic for t in given):
             with self.reporting("bounds"):
                 self.module = ir.Module.parse(BOUNDS.sub("", self.text), self.context)
 
@@ -323,6 +320,9 @@ class Hlo:
         from jaxlib.mlir import ir
 
         main, left = self.main, list(types)
+        if not any("?" in text for text in types):
+            return left
+        self.copy().run(["refine-arguments"], types)  # which says what is wrong with them
         with self.reporting("stablehlo-refine-arguments"):
             for i, (text, arg) in enumerate(zip(types, main.entry_block.arguments, strict=True)):
                 if "?" in text and (wanted := ir.Type.parse(text)) != arg.type:
@@ -339,6 +339,15 @@ class Hlo:
 
         with self.reporting(f"type {text!r}"):
             return _type(ir.Type.parse(text))
+
+
+def _types(types: Sequence[str]) -> str:
+    """As the option of refine-arguments, which is cut at every comma."""
+    for i, text in enumerate(types):
+        if "," in text:
+            fail("refine", f"argument {i}", f"{text} has commas, which refine-arguments takes for the next type",
+                 "Give a type without bounds")  # fmt: skip
+    return f"{{types={','.join(types)}}}"
 
 
 def _version(data: bytes) -> tuple[int, ...] | None:

@@ -120,20 +120,39 @@ CASES = {
         ("@main(%arg0: tensor<16xf32>, %arg1: tensor<4xf32>)",),
         types=("tensor<16xf32>", "tensor<4xf32>"),
     ),
+    "in part": Case(
+        main("%x: tensor<1x?x?xf32>", "tensor<1x?x?xf32>", "", "%x"),
+        ARGUMENTS,
+        ("tensor<1x4x?xf32>)", "shape_refinement_operand_wrapper(%arg0, %c)", "-> tensor<1x?x?xf32>"),
+        types=("tensor<1x4x?xf32>",),
+    ),
+    "no rank, and what is no tensor": Case(
+        "func.func @f(%x: tensor<*xf32>, %t: !stablehlo.token) -> tensor<*xf32> { return %x : tensor<*xf32> }",
+        ARGUMENTS,
+        ("@f(%arg0: tensor<8x10xf32>, %arg1: !stablehlo.token)", "refinement_operand_wrapper", "-> tensor<*xf32>"),
+        types=("tensor<8x10xf32>", "!stablehlo.token"),
+    ),
+    "what is no type": Case(
+        main("%x: tensor<?xf32>", ANY, "", "%x"), ARGUMENTS, types=("!not.a_type",), error="Invalid type string"
+    ),
+    "in part, of another element": Case(
+        main("%x: tensor<?x?xf32>", "tensor<?x?xf32>", "", "%x"), ("remove-dynamism",),
+        types=("tensor<4x?xi32>",), error="refinement element types must match",
+    ),
     "too few": Case(
         main("%x: tensor<?xf32>, %y: tensor<4xf32>", ANY, "", "%x"),
         ARGUMENTS,
         types=("tensor<16xf32>",),
-        error="types: are 1 for 2 arguments",
+        error="number of refinements must match number of op operands 1 vs 2",
     ),
     "another rank": Case(
-        main("%x: tensor<?xf32>", ANY, "", "%x"), ARGUMENTS, types=("tensor<2x2xf32>",), error="does not refine"
+        main("%x: tensor<?xf32>", ANY, "", "%x"), ARGUMENTS, types=("tensor<2x2xf32>",), error="rank must match"
     ),
     "another size than the one known": Case(
         main("%x: tensor<4xf32>", "tensor<4xf32>", "", "%x"),
         ARGUMENTS,
         types=("tensor<5xf32>",),
-        error=r"argument 0 dim 0: is 4, got 5",
+        error="dimension sizes must match for static dimensions in tensor<4xf32> -> tensor<5xf32>",
     ),
     # -- canonicalize-dynamism: dynamic operations with constant operands become static ones
     "broadcast": Case(
@@ -190,6 +209,23 @@ CASES = {
         ("stablehlo.abs %arg0 : tensor<8xf32>",),
         ("?",),
         types=("tensor<8xf32>",),
+    ),
+    "a smaller bound": Case(
+        main("%x: tensor<?xf32, #stablehlo.bounds<8>>", "tensor<?xf32, #stablehlo.bounds<8>>", "", "%x"),
+        ARGUMENTS,
+        types=("tensor<?xf32, #stablehlo.bounds<4>>",),
+        error="Give a type without bounds",
+    ),
+    "a larger bound": Case(
+        main("%x: tensor<?xf32, #stablehlo.bounds<8>>", "tensor<?xf32, #stablehlo.bounds<8>>", "", "%x"),
+        ARGUMENTS,
+        types=("tensor<?xf32, #stablehlo.bounds<9>>",),
+        error="argument 0 dim 0: 9 is over its bound 8",
+    ),
+    "over a bound, as an option": Case(
+        main("%x: tensor<?xf32, #stablehlo.bounds<8>>", "tensor<?xf32, #stablehlo.bounds<8>>", "", "%x"),
+        ("refine-arguments{types=tensor<9xf32>}",),
+        error="argument 0 dim 0: 9 is over its bound 8",
     ),
     "over a bound": Case(
         main("%x: tensor<?xf32, #stablehlo.bounds<8>>", "tensor<?xf32, #stablehlo.bounds<8>>", "", "%x"),

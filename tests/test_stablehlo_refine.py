@@ -158,18 +158,18 @@ WRONG = {
     ),
     "no types": (["refine-arguments"], None, r"\[refine\] stablehlo-refine-arguments: needs the types"),
     "types for nothing": (["cse"], TYPES, r"\[refine\] types: are for refine-arguments"),
-    "too many types": (["refine-arguments"], TYPES * 2, r"\[refine\] types: are 2 for 1 arguments"),
+    "too many types": (["refine-arguments"], TYPES * 2, r"number of op operands 2 vs 1"),
     "rank": (
         ["refine-arguments"],
         ["tensor<4x4xf32>"],
-        r"\[refine\] argument 0: is tensor<\?xf32>, which tensor<4x4xf32>",
+        r"rank must match operand rank in tensor<\?xf32> -> tensor<4x4xf32>",
     ),
     "dtype": (
         ["refine-arguments"],
         ["tensor<4xi32>"],
-        r"\[refine\] argument 0: is tensor<\?xf32>, which tensor<4xi32>",
+        r"element types must match in tensor<\?xf32> -> tensor<4xi32>",
     ),
-    "no type": (["refine-arguments"], ["tensor<4"], r"\[refine\] type 'tensor<4': expected"),
+    "no type": (["refine-arguments"], ["tensor<4"], r"Invalid type string: tensor<4"),
 }
 
 
