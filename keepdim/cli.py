@@ -24,6 +24,7 @@ from .errors import KeepdimError, fail
 from .generate import Sampling, Writer, open_model
 from .module import load, lower
 from .progress import Progress
+from .refine import BYTECODE
 from .signature import Signature
 
 EXAMPLES = """examples:
@@ -282,8 +283,15 @@ def _inspect_stablehlo(args: argparse.Namespace) -> int:
     return 0
 
 
+def _starts_with(file: Path, head: bytes) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as f:
+        return f.read(len(head)) == head
+
+
 def _inspect(args: argparse.Namespace) -> int:
-    if args.file.suffix in (".mlir", ".mlirbc"):
+    if args.file.suffix in (".mlir", ".mlirbc") or _starts_with(args.file, BYTECODE):
         return _inspect_stablehlo(args)
     pte.check(args.file, weights=args.verify)
     signature = Signature.from_json(pte.contract_text(args.file))

@@ -104,6 +104,10 @@ def test_inspect(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     about = json.loads(capsys.readouterr().out)
     assert about["dynamic"] == ["argument 0 dim 0 (at most 16)", "result 0 dim 0 (at most 16)"]
     assert about["static"] is False and about["assertions"] == []
+    artifact = tmp_path / "artifact.bin"  # known by its content
+    artifact.write_bytes(Hlo.load(bounded).artifact())
+    assert main(["inspect", "--json", str(artifact)]) == 0
+    assert json.loads(capsys.readouterr().out)["dynamic"] == about["dynamic"]
 
 
 T = "tensor<?x4xf32, #stablehlo.bounds<16, ?>>"
