@@ -7,6 +7,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -106,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     chosen = "in order, with commas between them (default: remove-dynamism); an unknown name lists those there are"
     p.add_argument("--passes", default="remove-dynamism", help=chosen)
     p.add_argument("--print-after-each", action="store_true", help="print the program after each pass")
+    pieces = "take the parts of a text between lines of // ----- one after the other; one that is refused ends none"
+    p.add_argument("--split-input-file", action="store_true", help=pieces)
     p.add_argument("-o", "--output", type=Path, help="write it here: text if the name ends in .mlir, else an artifact")
     p = command("embed", _embed, "print or write the embeddings of texts, each a vector of length 1")
     p.add_argument("text", nargs="*", help="the texts")
@@ -242,18 +245,41 @@ def _show(value: Any) -> str:
 def _refine(args: argparse.Namespace) -> int:
     from .refine import Hlo, split
 
-    if args.sizes is not None:
-        hlo = _sized(args)
-    else:
-        hlo = Hlo.load(args.file)
+    def refined(hlo: Hlo) -> Hlo:
         for name in hlo.each(split(args.passes), None if args.types is None else split(args.types)):
             if args.print_after_each:
                 print(f"// After {name}\n{hlo.text}")
+        return hlo
+
+    if args.split_input_file:
+        return _refine_pieces(args, refined)
+    hlo = refined(Hlo.load(args.file)) if args.sizes is None else _sized(args)
     if args.output is not None:
         args.output.write_bytes(hlo.text.encode() if args.output.suffix == ".mlir" else hlo.artifact())
     elif not args.print_after_each:
         print(hlo.text)
     return 0
+
+
+def _refine_pieces(args: argparse.Namespace, refined: Callable[[Any], Any]) -> int:
+    """The pieces of a file, each by itself, as stablehlo-opt takes them."""
+    from .refine import Hlo
+
+    try:
+        pieces = re.split(r"^// -----.*$", args.file.read_text(), flags=re.MULTILINE)
+    except (OSError, UnicodeDecodeError) as e:
+        fail("refine", str(args.file), f"cannot be read as text ({e})", cause=e)
+    failed = 0
+    for i, piece in enumerate(pieces):
+        try:
+            hlo = refined(Hlo.parse(piece, f"piece {i}"))
+        except KeepdimError as e:
+            failed = 1
+            print(f"piece {i}: {e}", file=sys.stderr)
+            continue
+        if not args.print_after_each:
+            print(("// -----\n" if i else "") + hlo.text)
+    return failed
 
 
 def _sized(args: argparse.Namespace) -> Any:

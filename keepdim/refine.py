@@ -38,6 +38,7 @@ OF_MODULES = {
     "vhlo-legalize-to-stablehlo", "vhlo-to-version", "canonicalize", "cse", "sccp", "symbol-dce",
 }  # fmt: skip
 BOUNDS = re.compile(r", #stablehlo\.bounds<[^>]*>")
+ZERO = re.compile(r"dense<[^>]*(?<![\w.-])0(?![\w.])")
 
 
 @cache
@@ -270,6 +271,9 @@ class Hlo:
 
     def each(self, passes: Sequence[str], types: Sequence[str] | None = None) -> Iterator[str]:
         """The same; gives the name of each pass after it was run."""
+        for what, given in (("passes", passes), ("types", types)):
+            if isinstance(given, str):
+                fail("refine", what, f"are one text ({given!r})", "Give a list")
         names = [n for name in passes for n in (REMOVE_DYNAMISM if _plain(name) == "remove-dynamism" else (name,))]
         found = [_find(n) for n in names]
         if types is not None and "stablehlo-refine-arguments" not in [n for n, _ in found]:
@@ -283,9 +287,22 @@ class Hlo:
                 self._within_bounds(types)
                 later = [n for n, _ in found[i + 1 :]]
                 options = _types(self._in_part(types) if "stablehlo-refine-shapes" in later else types)
+            if name not in OWN:
+                self._refuse_zeros()
             with self.reporting(name):
                 self._run(name, options)
             yield name
+
+    def _refuse_zeros(self) -> None:
+        """What ends the process where a pass folds it: a whole number divided by the constant 0, groups of nothing."""
+        for op in self.operations():
+            if op.name in ("stablehlo.divide", "stablehlo.remainder"):
+                by = op.operands[1].owner
+                constant = getattr(by, "name", "") == "stablehlo.constant"
+                if constant and ZERO.search(str(by.attributes["value"])) and "i" in _type(op.results[0].type).element:
+                    fail("refine", op.name, "divides whole numbers by the constant 0")
+            elif "replica_groups" in op.attributes and "x0xi64" in str(op.attributes["replica_groups"]):
+                fail("refine", op.name, "has replica_groups of no members")
 
     def _run(self, name: str, options: str) -> None:
         from jaxlib.mlir.passmanager import PassManager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hlo_models import TEXT
@@ -219,3 +220,38 @@ def test_split_at_commas_outside_of_brackets() -> None:
         "cse",
         "check-shape-assertions{enable-shape-assertions=true}",
     ]
+
+
+ZEROS = """func.func @main(%x: tensor<4xf32>) -> tensor<?xf32> {{
+  %four = stablehlo.constant dense<4> : tensor<1xi32>
+  %zero = stablehlo.constant dense<0> : tensor<1xi32>
+  %n = stablehlo.{op} %four, %zero : tensor<1xi32>
+  %y = stablehlo.dynamic_reshape %x, %n : (tensor<4xf32>, tensor<1xi32>) -> tensor<?xf32>
+  return %y : tensor<?xf32>
+}}"""
+
+
+@pytest.mark.parametrize("op", ["divide", "remainder"])
+def test_a_division_by_the_constant_zero_is_refused(op: str) -> None:
+    """Folding it would end the process."""
+    with pytest.raises(keepdim.KeepdimError, match=f"stablehlo.{op}: divides whole numbers by the constant 0"):
+        Hlo.parse(ZEROS.format(op=op)).run(["refine-shapes"])
+
+
+def test_one_text_for_passes_or_types_is_refused() -> None:
+    hlo = Hlo.parse("func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> }")
+    with pytest.raises(keepdim.KeepdimError, match="passes: are one text .'cse'.. Give a list"):
+        hlo.run("cse")
+    with pytest.raises(keepdim.KeepdimError, match="types: are one text"):
+        hlo.run(["refine-arguments"], "tensor<4xf32>")
+
+
+def test_pieces_of_a_file(tmp_path: Path, capsys: Any) -> None:
+    """Each by itself: one that is refused is named, and the others are printed."""
+    good = "func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> }\n"
+    file = tmp_path / "pieces.mlir"
+    file.write_text(f"{good}// -----\nnonsense\n// -----\n{good}")
+    assert main(["refine", str(file), "--types", "tensor<4xf32>", "--split-input-file"]) == 1
+    out, err = capsys.readouterr()
+    assert out.count("tensor<4xf32>") == 6 and out.count("// -----") == 1
+    assert "piece 1: [refine] piece 1: " in err
