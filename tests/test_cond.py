@@ -398,3 +398,21 @@ def test_the_engine_gives_the_numbers_of_the_oracle() -> None:
         inputs = inputs_of(q, {"n": n, "p": 3})
         for got, want in zip(delegate.run(inputs), reference.run(q, weights, inputs), strict=True):
             torch.testing.assert_close(torch.as_tensor(got), want)
+
+
+@pytest.mark.parametrize("other", ["x", "a"])
+def test_a_branch_that_computes_nothing(other: str) -> None:
+    """At some sizes a plan has no node at all, and copies its input for the caller, once for each result."""
+    p = program(f"""y: f32[n, 8]; z: f32[n, 8] = cond() {{when=-n + 4}}
+          region
+          yield x, x
+          region
+            a: f32[n, 8] = sin(x)
+          yield a, {other}
+        output y: f32[n, 8] = y
+        output z: f32[n, 8] = z""")
+    delegate = _native.Delegate("ggml", p.to_json(), {})
+    for n in (1, 4, 5, 64, 4):
+        inputs = inputs_of(p, {"n": n, "p": 3})
+        for got, want in zip(delegate.run(inputs), reference.run(p, {}, inputs), strict=True):
+            torch.testing.assert_close(torch.as_tensor(got), want)

@@ -317,6 +317,22 @@ def test_keywords_numbers_and_nesting() -> None:
         torch.testing.assert_close(ep.module()(*args), model(*args))
 
 
+def test_a_dispatch_says_how_arguments_are_called() -> None:
+    """As the first implementation of another, which has no reference."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    axes, domain = {"s": "x.shape[0]"}, {"s": (1, 64)}
+    inner = dispatch(axes, domain, name="inner").impl(double, upto=3).impl(torch.sin)
+    d = dispatch(axes, domain, name="outer").impl(inner, upto=8).impl(torch.cos)
+    for n, leaf in ((3, double), (4, torch.sin), (8, torch.sin), (9, torch.cos)):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(d(x), leaf(x))
+    with pytest.raises(keepdim.KeepdimError, match="names the tensor 'y', but the implementation 'inner' takes"):
+        dispatch({"s": "y.shape[0]"}, domain).impl(inner)
+
+
 def test_an_earlier_export_does_not_fix_a_later_one() -> None:
     """What Dynamo keeps of a cond with a number for a size must not make it one in the next export."""
     d = dispatch(axes={"a": "x.shape[0]"}, domain={"a": (1, 16)}, name="d").impl(torch.sin, upto=4).impl(torch.cos)

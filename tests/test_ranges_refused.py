@@ -185,3 +185,14 @@ def test_exports_that_would_lose_branches() -> None:
         export(Model(d), (x,), strict=True)
     ep = export(Model(d), (x,), dynamic_shapes=({1: Dim.AUTO},))
     assert [str(r) for r in ep.range_constraints.values()] == ["VR[2, 4096]"]  # the domain is part of the contract
+
+
+def test_a_dispatch_inside_has_the_whole_range() -> None:
+    """A cond tells its branches nothing of their sizes, so that an inner domain is that of the export."""
+    axes = {"s": "x.shape[0]"}
+    inner = dispatch(axes, {"s": (1, 8)}, f, name="inner").impl(f, upto=3).impl(g)
+    outer = dispatch(axes, {"s": (1, 64)}, f, name="outer").impl(inner, upto=8).impl(h)
+    assert outer(torch.ones(9)).sum() == 18
+    for run in (export, keepdim.lower):
+        with refused("[dispatch] inner, axis 's': x.shape[0] may be 1..64 in this export, but the domain is 1..8"):
+            run(Model(outer), (torch.ones(5),), dynamic_shapes=({0: Dim("s", min=1, max=64)},))

@@ -131,6 +131,8 @@ def _dim(e: ast.expr) -> int | None:
 # ---------------------------------------------------------------- reading sizes
 def signature_of(run: Callable[..., Any]) -> inspect.Signature | None:
     """What a function takes; None where Python cannot say, as of torch.sin."""
+    while (inner := getattr(run, "stands_for", None)) is not None:  # a dispatch inside another
+        run = inner
     try:
         return inspect.signature(run.forward if isinstance(run, torch.nn.Module) else run)
     except (TypeError, ValueError):

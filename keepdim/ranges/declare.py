@@ -93,6 +93,11 @@ class Dispatch(torch.nn.Module):
         return self._reference[0]
 
     @property
+    def stands_for(self) -> Callable[..., Any] | None:
+        """The function that says how arguments are called; None where none is declared yet."""
+        return self.reference or (self.implementations[0].run if self.implementations else None)
+
+    @property
     def domain(self) -> Box:
         """The range of every axis."""
         return tuple(a.range for a in self.axes)
@@ -136,7 +141,7 @@ class Dispatch(torch.nn.Module):
         """The first function says how arguments are called; each takes as many."""
         if self._read is None:
             self._learn(run, f"the implementation {label!r}")
-        first = self.reference or (self.implementations[0].run if self.implementations else run)
+        first = self.stands_for or run
         counts = [None if (s := signature_of(f)) is None else required(s) for f in (first, run)]
         if None not in counts and counts[0] != counts[1]:
             fail("dispatch", f"{self.name}, implementation {label!r}",
@@ -321,11 +326,8 @@ class Dispatch(torch.nn.Module):
 
     def _in_export(self, sizes: Sequence[Any], args: Any, kwargs: Any) -> Any:
         """Run by torch.export, or any tracing with symbolic sizes, outside Dynamo."""
-        assert self._read is not None
         self._refuse_numbers(sizes)
-        for axis, n in zip(self.axes, sizes, strict=True):
-            if isinstance(n, torch.SymInt):
-                self._check_range(axis, n)
+        self._check_ranges(sizes)
         self._assume(args, kwargs)
         node = self._pruned(self._tree, self._values(sizes))
         with preflight.unrecorded():
@@ -345,6 +347,11 @@ class Dispatch(torch.nn.Module):
         if statically_known_true(values[i] > at):
             return self._pruned(high, values)
         return i, at, self._pruned(low, values), self._pruned(high, values)
+
+    def _check_ranges(self, sizes: Sequence[Any]) -> None:
+        for axis, n in zip(self.axes, sizes, strict=True):
+            if isinstance(n, torch.SymInt):
+                self._check_range(axis, n)
 
     def _check_range(self, axis: Axis, n: torch.SymInt) -> None:
         """What the export declares of a size must lie inside the domain, and be seen by its cuts."""
@@ -402,6 +409,7 @@ class Dispatch(torch.nn.Module):
 
     def _for_shapes(self, args: Any, kwargs: Any) -> Any:
         """Inside an implementation of another dispatch that is being tried."""
+        self._check_ranges(self._sizes(args, kwargs))
         self._inspect(self._tree, args, kwargs)
         return self.implementations[0].run(*args, **kwargs)
 
@@ -424,9 +432,8 @@ class Dispatch(torch.nn.Module):
             return tuple(self.examples(**middle)), {}
         return tuple(self.examples), {}
 
-    def _stage(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[preflight.Stage, dict[int, tuple[bool, ...]]]:
+    def _stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]
+               ) -> tuple[preflight.Stage, dict[int, tuple[bool, ...]]]:  # fmt: skip
         """The arguments with symbols for the sizes that go with the axes, and the implementations tried on them."""
         assert self._read is not None
         candidates = [(i.name, i.run) for i in self.implementations]

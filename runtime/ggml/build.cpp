@@ -294,15 +294,14 @@ void Build::add_step(ggml_tensor* node, const Tensor& out, std::initializer_list
 
 void Build::step(Kernel kernel, Job* job, const Tensor& out, std::initializer_list<const Tensor*> ins, double cost,
                  bool elementwise) {
-  if (!kernel) fail(Code::internal, "[build] " + node_->node->op + " '" + name() + "': no kernel for its dtype.");
+  if (!kernel) fail(Code::internal, "[build] " + (node_ ? node_->node->op + " '" + name() + "'" : "result") + ": no kernel for its dtype.");
   // The node stands only for the call; shapes and pointers are in the job.
   ggml_tensor* node =
       ggml_custom_4d(context(), GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, kernel, GGML_N_TASKS_MAX, job);
   --tensors_left_;
   ++tensors_used_;
   job->error = &plan_->error;
-  job->node = node_->node;
-  job->name = &name();
+  if (node_) job->node = node_->node, job->name = &name();  // before the first node only results are copied
   refer(&job->data[0], out);
   int i = 0;
   uint8_t inplace = 0;
