@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -109,6 +110,42 @@ def test_a_table_is_kept_until_something_changes(monkeypatch: pytest.MonkeyPatch
         f.write_bytes(b"{}")
     runs = clock.runs
     assert d.tune(20, examples=qkv()).rows == first.rows and clock.runs > runs  # a damaged one is made again
+
+
+class Times(torch.nn.Module):
+    """Its factor is a setting, which the source does not show."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by, self.w = by, torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by * self.w
+
+
+def test_a_kept_table_is_for_these_settings_and_checked_again(cache: Any) -> None:
+    axes, domain, x = {"s": "x.shape[0]"}, {"s": (1, 8)}, (torch.randn(5, 8),)
+
+    def times(by: float) -> Callable[..., Any]:
+        return lambda x: x * by
+
+    def tune(runs: list[Any], reference: Any = None) -> int:
+        d = dispatch(axes, domain, reference, name="times")
+        for i, run in enumerate(runs):
+            d.impl(run, name=f"f{i}")
+        d.tune(1, examples=x)
+        return len(list(cache.glob("ranges-*.json")))
+
+    part = functools.partial
+    assert tune([Times(2)]) == tune([Times(2)]) == 1 and tune([Times(3)]) == 2
+    assert tune([times(2)]) == tune([times(2)]) == 3 and tune([times(3)]) == 4
+    assert tune([part(torch.mul, other=2)]) == tune([part(torch.mul, other=2)]) == 5
+    assert tune([part(torch.mul, other=3)]) == 6
+    good, bad = Times(2), Times(2)
+    bad.w.data += 1
+    assert tune([good], good) == 7
+    with pytest.raises(keepdim.KeepdimError, match="implementation 'f0': is not the reference"):
+        tune([bad], good)
 
 
 def test_noise_keeps_the_simpler_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ to it where the winner changes. A table with one more range has to save more tha
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import itertools
@@ -15,7 +16,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy
@@ -49,13 +49,13 @@ def tuned(problem: Problem, budget_ms: float, again: bool, through: Callable[...
         fail("tune", problem.name, f"has a budget of {budget_ms} ms")
     sizer = Sizer(problem)
     path = folder() / f"ranges-{_key(problem, sizer, through)}.json"
+    compare(problem, sizer)  # also where the table is kept: weights, and what a function calls, are not in its key
     if path.exists() and not again:
         try:
             table = Table.from_json(path.read_bytes())
             return _columns(problem, table), table
         except KeepdimError as e:
             log.warning("the kept table is not used: %s", e)
-    compare(problem, sizer)
     table = _measured(problem, sizer, budget_ms / 1e3, through, progress or _bar())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,11 +81,23 @@ def _key(problem: Problem, sizer: Sizer, through: Any) -> str:
 
 
 def _code(run: Any) -> str:
+    """What a function does, as far as text can say: its source, and the plain values that it is set up with."""
+    if isinstance(run, functools.partial):
+        return f"{_code(run.func)} {_plain(dict(enumerate(run.args)))} {_plain(run.keywords)}"
     try:
-        return inspect.getsource(type(run) if isinstance(run, torch.nn.Module) else run)
-    except (OSError, TypeError):  # built in, or typed into a prompt
+        if isinstance(run, torch.nn.Module):
+            settings = {f"{path}.{k}": v for path, m in run.named_modules() for k, v in vars(m).items()}
+            return f"{inspect.getsource(type(run))} {_plain(settings)}"
+        closed = inspect.getclosurevars(run).nonlocals if inspect.isfunction(run) else {}
+        return f"{inspect.getsource(run)} {_plain(closed)}"
+    except (OSError, TypeError, ValueError):  # built in, or typed into a prompt
         code = getattr(run, "__code__", None)
         return repr(code.co_code + repr(code.co_consts).encode()) if code else str(getattr(run, "__name__", run))
+
+
+def _plain(values: Mapping[Any, Any]) -> str:
+    kinds = (bool, int, float, str, torch.dtype)
+    return repr({k: v for k, v in values.items() if all(isinstance(x, kinds) for x in pytree.tree_leaves(v))})
 
 
 def _columns(problem: Problem, table: Table) -> tuple[Axis, ...]:
@@ -293,7 +305,7 @@ def cover(lines: Sequence[Sequence[int]], times: Mapping[Sizes, Sequence[float]]
             part = part[b + 1] - part[a]
         return part
 
-    @cache
+    @functools.cache
     def best(box: tuple[Span, ...]) -> tuple[float, tuple[tuple[tuple[Span, ...], int], ...]]:
         sums = over(box)
         c = int(sums.argmin())
