@@ -39,6 +39,7 @@ from .partition import GgmlPartitioner, KeepdimGgml, keep_open, restore_ranges
 from .passes import nothing
 from .program import Program
 from .quant import Quantised
+from .ranges import Mark
 from .reading import graph_modules, read, shape_env_of, to_dim
 from .signature import CONTRACT_METHOD
 from .tracing import symbolic_sizes
@@ -79,15 +80,25 @@ class Artifact:
     report: Report
 
 
+def _elsewhere(captured: Captured) -> dict[Mark, Partitioner]:
+    """Whom implementations name to lower them. A graph knows them by names alone, so one name has one answer."""
+    named: dict[Mark, Any] = {}
+    for d in captured.dispatches:
+        for i in d.implementations:
+            if type(named.setdefault((d.name, i.name), i.partitioner)) is not type(i.partitioner):
+                fail("lower", f"dispatch {d.name!r}",
+                     f"there are two of that name, and {i.name!r} has different partitioners in them",
+                     "Give each its own name=")  # fmt: skip
+    return {mark: p for mark, p in named.items() if p is not None}
+
+
 def lower_method(captured: Captured, path: Path, engine: str, partitioner: Sequence[Partitioner] | None) -> Artifact:
     """Lower, and write the sealed file to `path`: in one delegate where the engine takes all of it as it stands."""
     contract = captured.signature.contract
     if (s := needs_upper_bound(contract)) is not None:
         fail("lower", f"dim {s.name!r} ({contract.where(s)})", "has no upper bound, and a .pte plans memory for one",
              f"Give it one: Dim({s.name!r}, min={s.lo}, max=...)")  # fmt: skip
-    elsewhere = {
-        (d.name, i.name): i.partitioner for d in captured.dispatches for i in d.implementations if i.partitioner
-    }
+    elsewhere = _elsewhere(captured)
     if partitioner is None:
         if not elsewhere:
             try:

@@ -260,6 +260,13 @@ def test_a_dispatch_in_a_file(other: Any, tmp_path: Any, capsys: Any) -> None:
     assert "s in 513..2048 -> tanh" in capsys.readouterr().out
 
 
+def test_two_of_one_name_have_one_partitioner() -> None:
+    """A branch is known by names: XNNPACK would serve that of the other too."""
+    model = nn.Sequential(Act(partitioner=XnnpackPartitioner()), Act())
+    with pytest.raises(keepdim.KeepdimError, match="there are two of that name, and 'tanh' has different partitioners"):
+        keepdim.lower(model, (torch.randn(2, 300, 16),), dynamic_shapes=({1: Dim("s", min=1, max=4096)},))
+
+
 # ---------------------------------------------------------------- passes
 CHOICE = """const w: f32[8, 8] @ w
     const u: f32[8, 8] @ uu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -331,6 +332,16 @@ def test_a_dispatch_says_how_arguments_are_called() -> None:
         torch.testing.assert_close(d(x), leaf(x))
     with pytest.raises(keepdim.KeepdimError, match="names the tensor 'y', but the implementation 'inner' takes"):
         dispatch({"s": "y.shape[0]"}, domain).impl(inner)
+
+
+def test_a_dispatch_is_pickled_with_its_model() -> None:
+    d = dispatch({"s": "x.shape[0]"}, {"s": (1, 64)}, name="d").impl(torch.sin, upto=8).impl(Scaled())
+    again = pickle.loads(pickle.dumps(torch.nn.Sequential(d)))
+    for n in (1, 8, 9, 64):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(again(x), d(x))
+    with pytest.raises(keepdim.KeepdimError, match="out of the domain 1..64"):
+        again(torch.randn(65, 4))
 
 
 def test_an_earlier_export_does_not_fix_a_later_one() -> None:

@@ -128,6 +128,18 @@ def mutates(x: torch.Tensor) -> torch.Tensor:
     return x.mul_(2)
 
 
+class Counts(torch.nn.Module):
+    """Changes a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x * 2
+
+
 def branches(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.shape[0] <= 40 else x + x
 
@@ -138,6 +150,7 @@ def divides(x: torch.Tensor) -> torch.Tensor:
 
 TOGETHER = {
     "mutates": (mutates, "implementation 'mutates': changes an input"),
+    "a buffer": (Counts(), "implementation 'Counts': changes a buffer of its own"),
     "dtype": (lambda x: x.double() * 2, "gives result 0 with dtype torch.float64, but 'f' with torch.float32"),
     "rank": (lambda x: (x * 2).flatten(), "gives result 0 with rank 1, but 'f' with 2"),
     "number": (lambda x: (x * 2, x * 2), "returns 2 results as tuple, 'f' 1 as one tensor"),

@@ -163,6 +163,11 @@ class Reader:
                 if tensor not in names:
                     fail("dispatch", f"{subject}, axis {axis.name!r}",
                          f"names the tensor {tensor!r}, but {who} takes ({', '.join(names)})")  # fmt: skip
+        self._used, self._subject, self._axes, self._head = used, subject, tuple(axes), head
+        self._compile()
+
+    def _compile(self) -> None:
+        subject, axes, head = self._subject, self._axes, self._head
         # One tuple an axis: its size, then what has to be equal to it.
         self.terms = _function(subject, head, "".join(f"({', '.join(a.terms)},), " for a in axes))
         self.sizes = _function(subject, head, "".join(f"{a.terms[0]}, " for a in axes))
@@ -171,8 +176,15 @@ class Reader:
         equal = [f"_{i}_0 == _{i}_{j}" for i, a in enumerate(axes) for j in range(1, len(a.terms))]
         firsts = "".join(f"_{i}_0, " for i in range(len(axes)))
         self.numbers = _function(subject, head, f"{' and '.join([*numbers, *equal])} and ({firsts})")
-        self._values = _function(subject, head, "".join(f"{t}, " for t in used))
-        self._used, self._subject, self._axes = used, subject, axes
+        self._values = _function(subject, head, "".join(f"{t}, " for t in self._used))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is compiled, which cannot be pickled."""
+        return {k: getattr(self, k) for k in ("_used", "_subject", "_axes", "_head")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._compile()
 
     def tensors(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
         """The tensors that the axes name; one that is no tensor, or has no such dim, is an error."""

@@ -182,10 +182,13 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
     for name, run in candidates:
         before, known = len(env.guards), _points(env, axes, sizes, points)
         mine, more = pytree.tree_map_only(torch.Tensor, _like, (tuple(args), dict(kwargs)))
-        versions = [x._version for x in _tensors((mine, more))]
+        inputs, own = _tensors((mine, more)), _parameters(run) if len(candidates) > 1 else []
+        versions = [x._version for x in (*inputs, *own)]
         out = _run(subject, name, run, mine, more)
-        if [x._version for x in _tensors((mine, more))] != versions:
-            fail("dispatch", f"{subject}, implementation {name!r}", "changes an input", "Let it work on a clone")
+        changed = [x._version != v for x, v in zip((*inputs, *own), versions, strict=True)]
+        if any(changed):
+            what = "an input" if any(changed[: len(inputs)]) else "a buffer of its own"
+            fail("dispatch", f"{subject}, implementation {name!r}", f"changes {what}", "Let it work on a clone")
         for guard in env.guards[before:]:
             _check_guard(subject, name, axes, sizes, env, guard, known)
         values, spec = pytree.tree_flatten(out)
@@ -193,7 +196,7 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
             kinds = ", ".join(type(v).__name__ for v in values) or "nothing"
             fail("dispatch", f"{subject}, implementation {name!r}", f"returns {kinds}", "Return tensors")
         results.append(Result(name, values, spec))
-        fresh.append(_fresh(values, [*_tensors((mine, more)), *_parameters(run)]))
+        fresh.append(_fresh(values, [*inputs, *_parameters(run)]))
     known = _points(env, axes, sizes, points)
     for other in results[1:]:
         _compare(subject, axes, sizes, env, known, results[0], other)
