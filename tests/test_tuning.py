@@ -285,6 +285,12 @@ def test_a_wrong_implementation_is_refused_by_name(name: str) -> None:
         attention(hi=16).impl(left).impl(run).tune(2, examples=lambda s: qkv(s))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_other_orders_of_sums_are_no_difference(dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(20, 5, 8).to(dtype)[:, torch.arange(1024) % 5] / 16 for _ in range(3))
+    assert tuning._difference(*(tuning.pytree.tree_flatten(f(q, k, v)) for f in (right, left))) is None
+
+
 def test_nothing_is_compared_without_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     Clockwork(monkeypatch, {"left": lambda *_: 2e-6, "cross": lambda *_: 1e-6})
     table = attention(reference=None).impl(left).impl(cross).tune(2, examples=qkv())
