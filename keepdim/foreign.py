@@ -128,9 +128,15 @@ class BranchPartitioner(Partitioner):
         return exported_program
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
-        """Its own answer, for nodes of the branch."""
+        """Its own answer, for nodes of the branch that read one tensor. Weights are inputs of a branch: what it keeps
+        whole, and then does not take because of them, could not run."""
         ops, keeps = self.inner.ops_to_not_decompose(ep)
-        return ops, lambda n: mark_of(n) == self.mark and (keeps is None or keeps(n))
+
+        def mine(n: FxNode) -> bool:
+            tensors = [x for x in n.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)]
+            return mark_of(n) == self.mark and len(tensors) <= 1 and (keeps is None or keeps(n))
+
+        return ops, mine
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """The tags that it gives to the nodes of the branch."""

@@ -260,6 +260,16 @@ def test_a_dispatch_in_a_file(other: Any, tmp_path: Any, capsys: Any) -> None:
     assert "s in 513..2048 -> tanh" in capsys.readouterr().out
 
 
+def test_weights_in_the_branch_of_another() -> None:
+    """XNNPACK wants linear whole, and weights of its own, which a branch does not have: it takes the rest."""
+    a, b = nn.Linear(8, 8), nn.Linear(8, 8)
+    d = keepdim.dispatch(axes={"n": "input.shape[0]"}, domain={"n": (1, 40)}, name="d").impl(a, upto=5, name="one")
+    d.impl(nn.Sequential(a, nn.ReLU(), b), name="two", partitioner=XnnpackPartitioner()).requires_grad_(False)
+    lowered = keepdim.lower(d, (torch.randn(7, 8),), dynamic_shapes=(N(),))
+    check(lowered, d)
+    assert {x.backend for x in pte.delegates(lowered.path)} == {"KeepdimGgml", "XnnpackBackend"}
+
+
 def test_two_of_one_name_have_one_partitioner() -> None:
     """A branch is known by names: XNNPACK would serve that of the other too."""
     model = nn.Sequential(Act(partitioner=XnnpackPartitioner()), Act())
