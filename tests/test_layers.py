@@ -69,7 +69,7 @@ SEES = {
     "lowering": {
         *("errors", "dims", "contract", "reading", "program", "signature", "pte"),
         *("ops", "nodes", "frontend", "kernels", "loops", "propagate", "partition", "capture", "tracing"),
-        *("mapped", "passes", "quant", "whole", "foreign"),
+        *("mapped", "passes", "quant", "whole", "foreign", "ranges"),
     },
     "module": {"_native", "errors", "signature", "pte", "splits", "capture", "lowering"},
     "splits": {"_native", "errors", "cache", "contract", "quant", "tables", "text", "ranges"},
