@@ -301,8 +301,8 @@ class _Decoder(torch.nn.Module):
                 continue
             limits = {"dynamic": rope.original_max_seq_len}
             limit = limits.get(kind) or rope.config.rope_parameters["original_max_position_embeddings"]
-            if self._context > limit:
-                fail("lower", "max_context", f"{self._context} is more than {limit}, where the model's rope ({kind}) "
+            if self.context > limit:
+                fail("lower", "max_context", f"{self.context} is more than {limit}, where the model's rope ({kind}) "
                      "turns all tokens anew", f"Lower with at most {limit}")  # fmt: skip
             self._ropes.append((rope, kind, rope.inv_freq))
             rope.rope_type, rope.inv_freq = "default", rope.original_inv_freq
