@@ -30,6 +30,7 @@ def main(args: str, results: str, body: str, returned: str) -> str:
 
 SHAPES, DYNAMISM, ARGUMENTS = ("refine-shapes",), ("canonicalize-dynamism",), ("refine-arguments",)
 ANY = "tensor<?xf32>"
+UP_TO_EIGHT = main("%x: tensor<?xf32, #stablehlo.bounds<8>>", "tensor<?xf32, #stablehlo.bounds<8>>", "", "%x")
 CASES = {
     # -- refine-shapes: what an operation gives, from what it is given
     "elementwise": Case(
@@ -211,24 +212,24 @@ CASES = {
         types=("tensor<8xf32>",),
     ),
     "a smaller bound": Case(
-        main("%x: tensor<?xf32, #stablehlo.bounds<8>>", "tensor<?xf32, #stablehlo.bounds<8>>", "", "%x"),
+        UP_TO_EIGHT,
         ARGUMENTS,
         types=("tensor<?xf32, #stablehlo.bounds<4>>",),
         error="Give a type without bounds",
     ),
     "a larger bound": Case(
-        main("%x: tensor<?xf32, #stablehlo.bounds<8>>", "tensor<?xf32, #stablehlo.bounds<8>>", "", "%x"),
+        UP_TO_EIGHT,
         ARGUMENTS,
         types=("tensor<?xf32, #stablehlo.bounds<9>>",),
         error="argument 0 dim 0: 9 is over its bound 8",
     ),
     "over a bound, as an option": Case(
-        main("%x: tensor<?xf32, #stablehlo.bounds<8>>", "tensor<?xf32, #stablehlo.bounds<8>>", "", "%x"),
+        UP_TO_EIGHT,
         ("refine-arguments{types=tensor<9xf32>}",),
         error="argument 0 dim 0: 9 is over its bound 8",
     ),
     "over a bound": Case(
-        main("%x: tensor<?xf32, #stablehlo.bounds<8>>", "tensor<?xf32, #stablehlo.bounds<8>>", "", "%x"),
+        UP_TO_EIGHT,
         ARGUMENTS,
         types=("tensor<9xf32>",),
         error="argument 0 dim 0: 9 is over its bound 8",
