@@ -33,6 +33,7 @@ endfunction()
 keepdim_set(BUILD_SHARED_LIBS OFF GGML_STATIC OFF GGML_CCACHE OFF GGML_BUILD_TESTS OFF GGML_BUILD_EXAMPLES OFF
             GGML_LLAMAFILE ON GGML_BLAS OFF GGML_METAL OFF GGML_ACCELERATE OFF)
 if(KEEPDIM_PORTABLE)
+  add_compile_options("-ffile-prefix-map=${keepdim_ggml_folder}=ggml") # a wheel names no folder of who built it
   keepdim_set(GGML_NATIVE OFF GGML_SSE42 ON GGML_AVX ON GGML_AVX2 ON GGML_FMA ON GGML_F16C ON GGML_BMI2 ON)
 else()
   keepdim_set(GGML_NATIVE ON)

@@ -3,8 +3,10 @@
 #include "backend.h"
 
 #include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/event_tracer_hooks_delegate.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 #include <executorch/runtime/platform/log.h>
+#include <executorch/runtime/platform/platform.h>
 
 #include <cstring>
 #include <map>
@@ -157,11 +159,27 @@ class EValueOutputs final : public Outputs {
   et::Span<et::EValue*> args_;
 };
 
+// One event for each node that did something, under its op and the name of its value. Its metadata says the delegate too.
+void log_trace(et::EventTracer* tracer, const Delegate& delegate, const Trace& trace) {
+  const std::string id = std::to_string(delegate.id());
+  const auto log = [&](const Trace::Event& event, const std::string& name) {
+    const std::string about = id + " " + name;
+    et::event_tracer_log_profiling_delegate(tracer, name.c_str(), et::kUnsetDelegateDebugIntId, static_cast<et_timestamp_t>(event.start),
+                                            static_cast<et_timestamp_t>(event.end), about.data(), about.size());
+  };
+  if (trace.build.end > trace.build.start) log(trace.build, "keepdim build");
+  const Program& program = delegate.program();
+  for (const Trace::Event& event : trace.nodes)
+    log(event, event.node ? event.node->op + " " + program.values[event.node->outs[0]].name : "keepdim result");
+}
+
 class EngineBackend final : public et::BackendInterface {
  public:
-  explicit EngineBackend(const EngineInfo& info) : info_(info) {}
+  explicit EngineBackend(std::string name) : name_(std::move(name)) {}
 
-  bool is_available() const override { return true; }
+  bool is_available() const override {
+    return guarded([&] { find_engine(name_); }) == et::Error::Ok;
+  }
 
   et::Result<et::DelegateHandle*> init(et::BackendInitContext& context, et::FreeableBuffer* processed,
                                        et::ArrayRef<et::CompileSpec>) const override {
@@ -170,7 +188,7 @@ class EngineBackend final : public et::BackendInterface {
       h = std::make_unique<Handle>();
       const et::NamedDataMap* data = context.get_named_data_map();
       const std::string_view json(static_cast<const char*>(processed->data()), processed->size());
-      h->delegate = std::make_unique<Delegate>(info_, json, [&](const std::string& key) { return weight(*h, data, key); },
+      h->delegate = std::make_unique<Delegate>(find_engine(name_), json, [&](const std::string& key) { return weight(*h, data, key); },
                                               states_of(data), [&](const std::string& key) { h->weights.erase(key); });
       processed->Free();
       const Contract& contract = h->delegate->program().contract;
@@ -182,7 +200,7 @@ class EngineBackend final : public et::BackendInterface {
     return static_cast<et::DelegateHandle*>(h.release());
   }
 
-  et::Error execute(et::BackendExecutionContext&, et::DelegateHandle* handle, et::Span<et::EValue*> args) const override {
+  et::Error execute(et::BackendExecutionContext& context, et::DelegateHandle* handle, et::Span<et::EValue*> args) const override {
     return guarded([&] {
       Handle& h = *static_cast<Handle*>(handle);
       std::lock_guard<std::mutex> lock(h.mutex);
@@ -194,7 +212,11 @@ class EngineBackend final : public et::BackendInterface {
       }
       for (size_t i = 0; i < contract.inputs.size(); ++i) read_input(h, i, *args[i]);
       EValueOutputs outputs(contract, args);
-      h.delegate->run(h.args.data(), h.args.size(), outputs);
+      et::EventTracer* tracer = context.event_tracer();
+      const bool all = tracer && tracer->event_tracer_profiling_level() == et::EventTracerProfilingLevel::kProfileAllEvents;
+      Trace trace{[] { return static_cast<int64_t>(et::pal_current_ticks()); }};
+      h.delegate->run(h.args.data(), h.args.size(), outputs, all ? &trace : nullptr);
+      if (all) log_trace(tracer, *h.delegate, trace);
     });
   }
 
@@ -218,7 +240,7 @@ class EngineBackend final : public et::BackendInterface {
     return {bytes.get(), it->second.size()};
   }
 
-  const EngineInfo& info_;
+  const std::string name_;  // its library is loaded when it is first used
 };
 
 struct Status {
@@ -231,18 +253,21 @@ Status& status() {
   return *s;
 }
 
-void add_backend(const EngineInfo& info) {
-  // Never freed: ExecuTorch keeps the pointer for the life of the process.
-  const et::Error answer = et::register_backend({info.backend_id, new EngineBackend(info)});
+void add_backend(const EngineName& engine) {
   Status& s = status();
   std::lock_guard<std::mutex> lock(s.mutex);
-  s.rows.emplace_back(info.backend_id, static_cast<uint32_t>(answer));
+  for (const auto& row : s.rows)
+    if (row.first == engine.backend_id) return;
+  // Never freed: ExecuTorch keeps the pointer for the life of the process.
+  const et::Error answer = et::register_backend({engine.backend_id, new EngineBackend(engine.name)});
+  s.rows.emplace_back(engine.backend_id, static_cast<uint32_t>(answer));
 }
 
 // At library load. A CPU that lacks what the engine is built for gets no engine, instead of an illegal instruction.
 const et::Error registered = guarded([] {
   if (cpu_problem().empty()) register_ggml_engine();
-  on_engine(add_backend);
+  on_engine([](const EngineInfo& info) { add_backend({info.name, info.backend_id}); });
+  for (const EngineName& beside : kBeside) add_backend(beside);
 });
 
 }  // namespace

@@ -18,6 +18,7 @@ namespace keepdim {
 struct Bytes {
   const void* data = nullptr;
   size_t size = 0;
+  std::shared_ptr<void>* own = nullptr;  // of a state: room for an engine's own form of it, shared as the bytes are
 };
 using Weights = std::function<Bytes(const std::string& key)>;  // throws when the key is missing
 using Release = std::function<void(const std::string& key)>;   // its bytes are not read again
@@ -31,10 +32,22 @@ struct Options {
 KEEPDIM_API Options options();
 KEEPDIM_API void set_options(const Options& options);
 
+// Where the time of one call goes, on the clock of the host that asks.
+struct Trace {
+  struct Event {
+    const Node* node;  // nullptr: no node's own work
+    int64_t start, end;
+  };
+  int64_t (*now)();
+  Event build = {nullptr, 0, 0};  // of the plan, where it was not there
+  std::vector<Event> nodes;       // in the order in which they ran
+};
+
 struct Call {
   const int64_t* sizes;        // every dim's value
   const void* const* inputs;   // one per contract input; nullptr for integers
   void* const* outputs;        // one per contract output; nullptr for integers
+  Trace* trace = nullptr;      // where asked for
 };
 
 // A built engine graph for one set of sizes. Only its engine's `run` uses it.
@@ -60,18 +73,25 @@ struct EngineInfo {
   const char* backend_id;  // "KeepdimGgml", as it stands in files
   // Refuses a program at load: unknown op, wrong arity, dtype or attribute.
   void (*check)(const Program& program);
-  // Whether a row reads this attribute as data at run time; such a dim is no part of the plan's key.
-  bool (*is_data)(const std::string& op, const std::string& attr);
   std::unique_ptr<Engine> (*create)(const Program& program, const Weights& weights, const Release& release);
   std::vector<std::string> (*ops)();  // names of all rows, for tests and docs
   // Sizes at which it changes from one way of computing to another, by name; a change is for plans built later.
   std::map<std::string, int64_t> (*splits)();
   void (*set_splits)(const std::map<std::string, int64_t>& changed);
+  bool (*widens)(DType dtype) = nullptr;  // whether weights in such blocks become f32 when they are loaded; nullptr: none do
 };
 
-KEEPDIM_API void register_engine(const EngineInfo& info);       // a second one of the same name is an error
-KEEPDIM_API const EngineInfo& find_engine(std::string_view name);  // throws when there is none
+// Engines with a library of their own, libkeepdim_<name>.so beside this one, which registers them when it is loaded.
+struct EngineName {
+  const char *name, *backend_id;
+};
+constexpr EngineName kBeside[] = {{"mlx", "KeepdimMlx"}};
+
+KEEPDIM_API void register_engine(const EngineInfo& info);  // a second one of the same name is an error
+KEEPDIM_API const EngineInfo& find_engine(std::string_view name);  // loads its library where it has one; throws when there is none
 KEEPDIM_API std::vector<std::string> engine_names();
+// Refuses a plan that needs so many bytes; SIZE_MAX: more than can be counted.
+[[noreturn]] KEEPDIM_API void over_limit(const char* engine, const Contract& contract, const int64_t* sizes, size_t bytes, size_t limit);
 // Calls `hook` for every engine, those already registered and those still to come.
 KEEPDIM_API void on_engine(void (*hook)(const EngineInfo& info));
 

@@ -2,6 +2,7 @@
 
 #include <executorch/extension/data_loader/mmap_data_loader.h>
 #include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
+#include <executorch/runtime/core/event_tracer.h>
 #include <executorch/runtime/core/named_data_map.h>
 #include <executorch/runtime/executor/method.h>
 #include <executorch/runtime/executor/program.h>
@@ -177,6 +178,62 @@ class MappedFile final : public et::NamedDataMap {
   size_t bytes_ = 0;
 };
 
+// Writes down what takes time, while it is asked to; at other times it is told of whole methods alone.
+class Recorder final : public et::EventTracer {
+ public:
+  Recorder() { record(nullptr); }
+
+  void record(std::vector<MethodEvent>* events) {
+    events_ = events;
+    using Level = et::EventTracerProfilingLevel;
+    set_event_tracer_profiling_level(events ? Level::kProfileAllEvents : Level::kProfileMethodOnly);
+  }
+
+  void create_event_block(const char*) override {}
+  et::EventTracerEntry start_profiling(const char* name, et::ChainID, et::DebugHandle) override { return begin(name, false); }
+  et::EventTracerEntry start_profiling_delegate(const char* name, et::DelegateDebugIntId) override { return begin(name, true); }
+  void end_profiling(et::EventTracerEntry entry) override { end(entry, nullptr, 0); }
+  void end_profiling_delegate(et::EventTracerEntry entry, const void* about, size_t bytes) override { end(entry, about, bytes); }
+  void log_profiling_delegate(const char* name, et::DelegateDebugIntId, et_timestamp_t start, et_timestamp_t stop, const void* about,
+                              size_t bytes) override {
+    if (events_) events_->push_back({name ? name : "", text(about, bytes), nanoseconds(start), nanoseconds(stop), true});
+  }
+  void track_allocation(et::AllocatorID, size_t) override {}
+  et::AllocatorID track_allocator(const char*) override { return 0; }
+  et::Result<bool> log_evalue(const et::EValue&, et::LoggedEValueType) override { return false; }
+  using Id = et::DelegateDebugIntId;
+  et::Result<bool> log_intermediate_output_delegate(const char*, Id, const Tensor&) override { return false; }
+  et::Result<bool> log_intermediate_output_delegate(const char*, Id, const et::ArrayRef<Tensor>) override { return false; }
+  et::Result<bool> log_intermediate_output_delegate(const char*, Id, const int&) override { return false; }
+  et::Result<bool> log_intermediate_output_delegate(const char*, Id, const bool&) override { return false; }
+  et::Result<bool> log_intermediate_output_delegate(const char*, Id, const double&) override { return false; }
+  void set_delegation_intermediate_output_filter(et::EventTracerFilterBase*) override {}
+
+ private:
+  static int64_t nanoseconds(et_timestamp_t ticks) {
+    const et_tick_ratio_t ratio = et::pal_ticks_to_ns_multiplier();
+    return static_cast<int64_t>(ticks * ratio.numerator / ratio.denominator);
+  }
+  static std::string text(const void* about, size_t bytes) { return about ? std::string(static_cast<const char*>(about), bytes) : ""; }
+
+  et::EventTracerEntry begin(const char* name, bool delegated) {
+    et::EventTracerEntry entry{};
+    entry.event_id = -1;
+    if (!events_) return entry;
+    entry.event_id = static_cast<int64_t>(events_->size());
+    events_->push_back({name ? name : "", "", nanoseconds(et::pal_current_ticks()), 0, delegated});
+    return entry;
+  }
+  void end(const et::EventTracerEntry& entry, const void* about, size_t bytes) {
+    if (!events_ || entry.event_id < 0 || entry.event_id >= static_cast<int64_t>(events_->size())) return;
+    MethodEvent& event = (*events_)[static_cast<size_t>(entry.event_id)];
+    event.end = nanoseconds(et::pal_current_ticks());
+    event.about = text(about, bytes);
+  }
+
+  std::vector<MethodEvent>* events_ = nullptr;
+};
+
 // One input as ExecuTorch's tensor; the arrays live as long as the method.
 struct Input {
   std::vector<SizesType> sizes;
@@ -203,6 +260,7 @@ struct Method::Loaded {
   std::unique_ptr<et::HierarchicalAllocator> planned;
   MallocMemoryAllocator method_memory, temp_memory;
   std::unique_ptr<et::MemoryManager> memory;
+  Recorder recorder;
   std::unique_ptr<et::Method> method;  // last: destroyed first
   std::vector<Input> inputs;
   size_t planned_bytes = 0;
@@ -235,7 +293,7 @@ Method::Method(const std::string& path, const std::string& name, const MappedWei
   l.planned = std::make_unique<et::HierarchicalAllocator>(et::Span<et::Span<uint8_t>>(l.spans.data(), l.spans.size()));
   l.memory = std::make_unique<et::MemoryManager>(&l.method_memory, l.planned.get(), &l.temp_memory);
   if (!weights.path.empty()) l.weights = std::make_unique<MappedFile>(weights);
-  auto method = l.program->load_method(name.c_str(), l.memory.get(), nullptr, l.weights.get());
+  auto method = l.program->load_method(name.c_str(), l.memory.get(), &l.recorder, l.weights.get());
   if (!method.ok()) refuse("load", path, "its method '" + name + "' cannot be loaded", method.error());
   l.method = std::make_unique<et::Method>(std::move(method.get()));
   l.inputs.resize(l.method->inputs_size());
@@ -307,7 +365,7 @@ void Method::Loaded::give(size_t i, Results& results) {
   }
 }
 
-void Method::run(const MethodInput* inputs, size_t count, Results& results) {
+void Method::run(const MethodInput* inputs, size_t count, Results& results, std::vector<MethodEvent>* events) {
   Loaded& l = *loaded_;
   std::lock_guard<std::mutex> lock(l.mutex);
   clear_last_error();
@@ -317,7 +375,9 @@ void Method::run(const MethodInput* inputs, size_t count, Results& results) {
   }
   for (size_t i = 0; i < count; ++i) l.set_input(i, inputs[i]);
   heard = {true, "", ""};
+  l.recorder.record(events);
   const et::Error status = l.method->execute();
+  l.recorder.record(nullptr);
   heard.listening = false;
   if (status != et::Error::Ok) refuse("run", "method '" + l.name + "'", what_failed(), status);
   for (size_t i = 0; i < l.method->outputs_size(); ++i) l.give(i, results);

@@ -43,6 +43,14 @@ struct MappedWeights {
   Spans spans;
 };
 
+// One thing that took time in a call: a kernel of ExecuTorch, a delegate, or a node inside one.
+struct MethodEvent {
+  std::string name;
+  std::string about;  // what a delegate says about its own
+  int64_t start, end; // nanoseconds
+  bool delegated;     // inside a delegate
+};
+
 class KEEPDIM_API Method {
  public:
   Method(const std::string& path, const std::string& name, const MappedWeights& weights = {});
@@ -51,7 +59,7 @@ class KEEPDIM_API Method {
   Method& operator=(const Method&) = delete;
 
   // One call at a time; others wait.
-  void run(const MethodInput* inputs, size_t count, Results& results);
+  void run(const MethodInput* inputs, size_t count, Results& results, std::vector<MethodEvent>* events = nullptr);
   size_t planned_bytes() const;  // what ExecuTorch planned outside the delegates, at the upper bounds
 
  private:

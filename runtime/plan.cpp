@@ -1,12 +1,16 @@
 #include "plan.h"
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
+
+#include "rules.h"
 
 namespace keepdim {
 
@@ -46,6 +50,16 @@ struct Settings {
 Settings& settings() {
   static Settings* const s = new Settings;
   return *s;
+}
+
+std::string text_of_bytes(size_t bytes) {
+  static const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  while (value >= 1024 && unit < 6) value /= 1024, ++unit;
+  char text[32];
+  std::snprintf(text, sizeof(text), unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+  return text;
 }
 
 size_t memory_limit() {
@@ -115,16 +129,57 @@ void on_engine(void (*hook)(const EngineInfo& info)) {
   for (const EngineInfo* e : known) hook(*e);
 }
 
-const EngineInfo& find_engine(std::string_view name) {
+namespace {
+
+const EngineInfo* registered(std::string_view name) {
   Registry& r = registry();
   std::lock_guard<std::mutex> lock(r.mutex);
-  std::string names;
-  for (const EngineInfo& e : r.engines) {
-    if (name == e.name) return e;
-    names += (names.empty() ? "" : ", ") + std::string(e.name);
+  for (const EngineInfo& e : r.engines)
+    if (name == e.name) return &e;
+  return nullptr;
+}
+
+// Loading its library registers an engine.
+void load_library(const std::string& name) {
+  static std::mutex* const mutex = new std::mutex;
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (registered(name)) return;
+  Dl_info here;
+  if (!dladdr(reinterpret_cast<void*>(&load_library), &here) || !here.dli_fname) return;
+  const std::string folder = std::string(here.dli_fname), path = folder.substr(0, folder.find_last_of('/') + 1) + "libkeepdim_" + name + ".so";
+  if (access(path.c_str(), F_OK) != 0) {
+    fail(Code::not_supported, "[load] engine '" + name + "': keepdim was built without it. Install its package and build keepdim beside it: make " + name + ".");
   }
+  if (!dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    fail(Code::not_supported, "[load] engine '" + name + "': its library cannot be loaded (" + dlerror() +
+                                  "). Install the extra: pip install 'keepdim[" + name + "]'.");
+  }
+}
+
+}  // namespace
+
+const EngineInfo& find_engine(std::string_view name) {
+  if (const EngineInfo* found = registered(name)) return *found;
+  for (const EngineName& beside : kBeside)
+    if (name == beside.name) load_library(beside.name);
+  if (const EngineInfo* found = registered(name)) return *found;
+  std::string names;
+  for (const std::string& known : engine_names()) names += (names.empty() ? "" : ", ") + known;
   fail(Code::not_supported, "[load] engine '" + std::string(name) + "': there is none of that name (known: " +
                                 (names.empty() ? "none" : names) + ").");
+}
+
+void over_limit(const char* engine, const Contract& contract, const int64_t* sizes, size_t bytes, size_t limit) {
+  std::string where;
+  for (size_t i = 0; i < contract.symbols.size(); ++i)
+    for (DimId id = 0; id < contract.dims.size(); ++id)
+      if (const DimNode& dim = contract.dims.node(id); dim.op == DimOp::symbol && dim.value == static_cast<int64_t>(i)) {
+        where += (where.empty() ? " at " : ", ") + contract.symbols[i].name + " = " + std::to_string(sizes[id]);
+        break;
+      }
+  const std::string amount = bytes == SIZE_MAX ? "more bytes than 64 bits count" : text_of_bytes(bytes);
+  fail(Code::out_of_memory, std::string("[plan] ") + engine + ": needs " + amount + where + ", over the limit of " + text_of_bytes(limit) +
+                                ". Call it with smaller sizes or raise the memory_limit option.");
 }
 
 std::vector<std::string> engine_names() {
@@ -175,7 +230,7 @@ void PlanCache::clear() {
 
 // ---- States
 
-void* States::find(const std::string& key, size_t bytes) {
+Bytes States::find(const std::string& key, size_t bytes) {
   constexpr size_t align = 64;
   std::lock_guard<std::mutex> lock(mutex_);
   auto it = all_.find(key);
@@ -183,7 +238,7 @@ void* States::find(const std::string& key, size_t bytes) {
     // calloc's pages are zeros that cost nothing until they are touched.
     char* data = static_cast<char*>(std::calloc(bytes + align, 1));
     if (!data) fail(Code::out_of_memory, "[load] state '" + key + "': " + std::to_string(bytes) + " bytes could not be allocated.");
-    it = all_.emplace(key, Memory{{data, std::free}, bytes}).first;
+    it = all_.emplace(key, Memory{{data, std::free}, bytes, nullptr}).first;
     bytes_ += bytes;
   }
   if (it->second.bytes != bytes) {
@@ -191,7 +246,7 @@ void* States::find(const std::string& key, size_t bytes) {
                                     std::to_string(it->second.bytes) + ". Lower the model again.");
   }
   const auto address = reinterpret_cast<uintptr_t>(it->second.data.get());
-  return reinterpret_cast<void*>((address + align - 1) / align * align);
+  return {reinterpret_cast<void*>((address + align - 1) / align * align), bytes, &it->second.own};
 }
 
 size_t States::bytes() const {
@@ -244,7 +299,7 @@ void Delegate::collect_key(const std::vector<Node>& nodes) {
     for (const auto& [name, attr] : node.attrs) {
       const auto* one = std::get_if<DimId>(&attr);
       const auto* many = std::get_if<std::vector<DimId>>(&attr);
-      if ((!one && !many) || info_.is_data(node.op, name)) continue;
+      if ((!one && !many) || is_data(node.op, name)) continue;
       if (one) key_dims_.push_back(*one);
       if (many) key_dims_.insert(key_dims_.end(), many->begin(), many->end());
     }
@@ -259,7 +314,7 @@ Weights Delegate::checked(const Weights& weights, const Release& release) {
     if (value.kind != Value::Kind::constant && value.kind != Value::Kind::state) continue;
     const size_t expected = weight_size(program_, value);
     if (value.kind == Value::Kind::state) {
-      (*all)[value.key] = {states_->find(value.key, expected), expected};
+      (*all)[value.key] = states_->find(value.key, expected);
       counters_.state_bytes += expected;
       continue;
     }
@@ -289,14 +344,16 @@ Weights Delegate::checked(const Weights& weights, const Release& release) {
   };
 }
 
-Plan& Delegate::plan() {
+Plan& Delegate::plan(Trace* trace) {
   key_.resize(key_dims_.size());
   for (size_t i = 0; i < key_dims_.size(); ++i) key_[i] = sizes_[key_dims_[i]];
   if (Plan* found = cache_.find(key_)) {
     ++counters_.reused;
     return *found;
   }
+  if (trace) trace->build.start = trace->now();
   std::unique_ptr<Plan> built = engine_->build(sizes_.data(), memory_limit());
+  if (trace) trace->build.end = trace->now();
   if (!built) fail(Code::internal, std::string("[build] engine '") + info_.name + "': it built no plan.");
   ++counters_.built;
   Plan& kept = *built;
@@ -304,12 +361,12 @@ Plan& Delegate::plan() {
   return kept;
 }
 
-void Delegate::run(const Argument* args, size_t count, Outputs& outputs) {
+void Delegate::run(const Argument* args, size_t count, Outputs& outputs, Trace* trace) {
   std::lock_guard<std::mutex> lock(mutex_);
   const Contract& contract = program_.contract;
   ++counters_.calls;
   contract.bind(args, count, bound_, sizes_);
-  Plan& plan = this->plan();
+  Plan& plan = this->plan(trace);
   inputs_.resize(count);
   for (size_t i = 0; i < count; ++i) inputs_[i] = contract.inputs[i].dtype == DType::integer ? nullptr : args[i].data;
   outputs_.assign(contract.outputs.size(), nullptr);
@@ -323,7 +380,7 @@ void Delegate::run(const Argument* args, size_t count, Outputs& outputs) {
     for (DimId id : spec.dims) shape_.push_back(sizes_[id]);
     outputs_[i] = outputs.resize(i, shape_.data(), shape_.size());
   }
-  engine_->run(plan, {sizes_.data(), inputs_.data(), outputs_.data()});
+  engine_->run(plan, {sizes_.data(), inputs_.data(), outputs_.data(), trace});
 }
 
 Counters Delegate::counters() const {

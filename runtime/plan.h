@@ -51,13 +51,14 @@ class PlanCache {
 // What stays between calls, by key: zeros at first. Delegates of one file share it; they are run one at a time.
 class KEEPDIM_API States {
  public:
-  void* find(const std::string& key, size_t bytes);  // the same memory for the same key; another size is an error
+  Bytes find(const std::string& key, size_t bytes);  // the same memory for the same key; another size is an error
   size_t bytes() const;
 
  private:
   struct Memory {
     std::unique_ptr<char, void (*)(void*)> data;
     size_t bytes;
+    std::shared_ptr<void> own;
   };
   mutable std::mutex mutex_;
   std::unordered_map<std::string, Memory> all_;
@@ -82,15 +83,16 @@ class KEEPDIM_API Delegate {
 
   const Program& program() const { return program_; }
   // One call at a time; others wait. Throws Error; the delegate stays usable.
-  void run(const Argument* args, size_t count, Outputs& outputs);
+  void run(const Argument* args, size_t count, Outputs& outputs, Trace* trace = nullptr);
   Counters counters() const;
+  uint64_t id() const { return counters_.id; }  // unique in the process
   void clear_plans();
 
  private:
   Weights checked(const Weights& weights, const Release& release);
   void add_key(int32_t id);
   void collect_key(const std::vector<Node>& nodes);
-  Plan& plan();  // for sizes_, found or built
+  Plan& plan(Trace* trace);  // for sizes_, found or built
 
   const EngineInfo& info_;
   const Program program_;

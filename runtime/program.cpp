@@ -312,6 +312,7 @@ class ProgramReader {
     }
     read_results(list(j, "results", "program"));
     if (j.contains("passes")) check_passes(list(j, "passes", "program"));
+    if (j.contains("modules")) check_modules(list(j, "modules", "program"));
   }
 
  private:
@@ -460,6 +461,17 @@ class ProgramReader {
       const std::string subject = "pass " + quote(name);
       if (!is_identifier(name) || integer(j, "before", subject) < 0 || integer(j, "after", subject) < 0)
         refuse(subject, "needs a name and two counts.");
+    }
+  }
+
+  // Likewise: where in the model its values were made.
+  void check_modules(const Json& all) {
+    for (const Json& j : all) {
+      const std::string& path = string(j, "path", "module");
+      const std::string subject = "module " + quote(path);
+      bool known = !path.empty() && path.find_first_of(" \t\n\v\f\r") == std::string::npos;
+      for (const Json& name : list(j, "values", subject)) known = known && name.is_string() && names_.count(name.get<std::string>()) > 0;
+      if (!known) refuse(subject, "needs a path, and names of values.");
     }
   }
 

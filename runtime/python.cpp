@@ -11,9 +11,9 @@
 
 #include "backend.h"
 #include "cpu.h"
-#include "ggml/ggml_engine.h"
 #include "method.h"
 #include "plan.h"
+#include "quant.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -261,21 +261,31 @@ class PyMethod {
       : method_(path, name, {weights, spans}) {}
 
   // Inputs as Contract.inputs gives them: contiguous tensors on the CPU, numbers, flags.
-  nb::list call(nb::handle arguments) {
+  nb::list call(nb::handle arguments) { return run(arguments, nullptr); }
+
+  // The same, and what took time in it: (name, what a delegate says about it, start, end, whether it is inside one).
+  nb::tuple profile(nb::handle arguments) {
+    std::vector<MethodEvent> events;
+    nb::list results = run(arguments, &events), rows;
+    for (const MethodEvent& e : events) rows.append(nb::make_tuple(e.name, e.about, e.start, e.end, e.delegated));
+    return nb::make_tuple(results, rows);
+  }
+
+  size_t planned_bytes() const { return method_.planned_bytes(); }
+
+ private:
+  nb::list run(nb::handle arguments, std::vector<MethodEvent>* events) {
     std::vector<MethodInput> inputs;
     std::vector<std::vector<int64_t>> sizes;
     for (nb::handle object : arguments) inputs.push_back(read(object, sizes));
     TorchResults results;
     {
       const nb::gil_scoped_release release;
-      method_.run(inputs.data(), inputs.size(), results);
+      method_.run(inputs.data(), inputs.size(), results, events);
     }
     return std::move(results.out);
   }
 
-  size_t planned_bytes() const { return method_.planned_bytes(); }
-
- private:
   static MethodInput read(nb::handle object, std::vector<std::vector<int64_t>>& sizes) {
     MethodInput in;
     if (object.is_none()) {
@@ -547,6 +557,11 @@ void set_splits(const std::string& engine, const nb::dict& changed) {
   find_engine(engine).set_splits(all);
 }
 
+bool widens(const std::string& engine, const std::string& dtype) {
+  const EngineInfo& info = find_engine(engine);
+  return info.widens && info.widens(quantised_type(dtype));
+}
+
 nb::dict backends() {
   nb::dict out;
   for (const auto& [id, answer] : backend_status()) out[id.c_str()] = answer;
@@ -580,6 +595,7 @@ NB_MODULE(_native, m) {
       .def(nb::init<const std::string&, const std::string&, const std::string&, const Spans&>(), "path"_a, "name"_a, "weights"_a = "",
            "spans"_a = nb::dict())
       .def("__call__", &PyMethod::call, "inputs"_a, "Run on ExecuTorch's inputs in order; its outputs in order.")
+      .def("profile", &PyMethod::profile, "inputs"_a, "The same with every event of the run: name, about, start, end, delegated.")
       .def_prop_ro("planned_bytes", &PyMethod::planned_bytes);
   m.def("set_dtypes", set_dtypes, "table"_a, "Names of torch's dtype objects, for Contract.bind.");
   m.def("verify", [](const nb::bytes& json) { Program::parse(text_of(json)); }, "json"_a, "Raises what is wrong with a program.");
@@ -605,9 +621,11 @@ NB_MODULE(_native, m) {
   m.def("options", options_dict);
   m.def("set_options", change_options, nb::kw_only(), "threads"_a = nb::none(), "memory_limit"_a = nb::none(), "plan_limit"_a = nb::none());
   m.def("kernels", kernel_names, "Names of ExecuTorch's own kernels in this process.");
-  m.def("engines", engines, "Engine names and their ops.");
+  m.def("load_engine", [](const std::string& engine) { find_engine(engine); }, "engine"_a, "Raises why there is no such engine.");
+  m.def("engines", engines, "Names of the engines that are loaded, and their ops.");
   m.def("splits", splits, "engine"_a, "Sizes at which an engine changes from one way of computing to another, by name.");
   m.def("set_splits", set_splits, "engine"_a, "changed"_a, "Other ones, for plans that are built later.");
+  m.def("widens", widens, "engine"_a, "dtype"_a, "Whether an engine makes f32 of weights in such blocks when it loads them.");
   m.def("backends", backends, "ExecuTorch backend ids and the status of their registration; 0 is ok.");
   m.def("cpu_supported", [] { return cpu_problem().empty(); });
   m.def("build_info", build_info_dict);

@@ -17,16 +17,6 @@ constexpr double kWorkPerStep = 5'000;     // multiply-adds that pay, a step, fo
 
 int64_t align(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-std::string text_of_bytes(int64_t bytes) {
-  static const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  double value = static_cast<double>(bytes);
-  int unit = 0;
-  while (value >= 1024 && unit < 6) value /= 1024, ++unit;
-  char text[32];
-  std::snprintf(text, sizeof(text), unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
-  return text;
-}
-
 }  // namespace
 
 // ---- tensors and loops
@@ -150,21 +140,18 @@ void* Pool::take(size_t bytes) {
 
 size_t GgmlPlan::bytes() const {
   const size_t places = in_arena.capacity() + in_inputs.capacity() + in_outputs.capacity();
-  return sizeof(*this) + block_bytes + pool.bytes() + places * sizeof(Place) + data.capacity() * sizeof(Data);
+  const size_t lists = places * sizeof(Place) + data.capacity() * sizeof(Data) + makers.capacity() * sizeof(makers[0]);
+  return sizeof(*this) + block_bytes + pool.bytes() + lists;
 }
 
 // ---- the node under construction
 
 Build::Build(const Program& program, const std::vector<const void*>& constants)
-    : program_(program), constants_(constants), symbol_dims_(program.contract.symbols.size(), UINT32_MAX) {
-  const DimTable& dims = program.contract.dims;
-  for (DimId id = 0; id < dims.size(); ++id)
-    if (dims.node(id).op == DimOp::symbol) symbol_dims_[dims.node(id).value] = id;
-}
+    : program_(program), constants_(constants) {}
 
 const Attr* Build::attr(const char* name) const {
   size_t i = 0;
-  for (const AttrRule& rule : node_->row->rule.attrs) {
+  for (const AttrRule& rule : node_->rule->attrs) {
     if (std::strcmp(rule.name, name) == 0) return node_->attrs[i];
     ++i;
   }
@@ -177,15 +164,6 @@ std::vector<int64_t> Build::sizes(const char* name) const {
   return list;
 }
 
-double Build::number(const char* name) const {
-  const Attr& value = *attr(name);
-  if (const auto* id = std::get_if<DimId>(&value)) return static_cast<double>(sizes_[*id]);
-  if (const auto* flag = std::get_if<bool>(&value)) return *flag;
-  if (const auto* real = std::get_if<double>(&value)) return *real;
-  const std::string& text = std::get<std::string>(value);  // the rule lets through only these
-  return text == "inf" ? HUGE_VAL : text == "-inf" ? -HUGE_VAL : std::nan("");
-}
-
 Scalar Build::scalar(const char* name) {
   Scalar result;
   const auto* id = std::get_if<DimId>(attr(name));
@@ -196,7 +174,7 @@ Scalar Build::scalar(const char* name) {
   result.is_whole = true;
   result.whole = sizes_[*id];
   bool data = false;
-  for (const AttrRule& rule : node_->row->rule.attrs) data |= rule.data && std::strcmp(rule.name, name) == 0;
+  for (const AttrRule& rule : node_->rule->attrs) data |= rule.data && std::strcmp(rule.name, name) == 0;
   if (data && !program_.contract.dims.is_constant(*id)) {
     auto* where = static_cast<int64_t*>(plan_->pool.take(sizeof(int64_t)));
     plan_->data.push_back({*id, where});
@@ -280,7 +258,7 @@ void Build::refer(void** where, const Tensor& t) {
 void Build::add_step(ggml_tensor* node, const Tensor& out, std::initializer_list<const Tensor*> ins,
                      uint8_t inplace) {
   const auto index = static_cast<int32_t>(steps_.size());
-  Step step{node, out.buffer, {}, inplace};
+  Step step{node, out.buffer, {}, inplace, node_ ? node_->node : nullptr};
   std::fill(std::begin(step.ins), std::end(step.ins), -1);
   buffers_[out.buffer].last = index;
   int i = 0;
@@ -409,14 +387,7 @@ Tensor Build::mul_mat(Tensor out, const Tensor& weight, const Tensor& rows, int6
 // ---- the whole plan
 
 void Build::over_limit(int64_t bytes) const {
-  std::string where;
-  for (size_t i = 0; i < symbol_dims_.size(); ++i)
-    if (symbol_dims_[i] != UINT32_MAX)
-      where += (where.empty() ? " at " : ", ") + program_.contract.symbols[i].name + " = " +
-               std::to_string(sizes_[symbol_dims_[i]]);
-  const std::string amount = bytes == INT64_MAX ? "more bytes than 64 bits count" : text_of_bytes(bytes);
-  fail(Code::out_of_memory, "[plan] ggml: needs " + amount + where + ", over the limit of " + text_of_bytes(limit_) +
-                                ". Call it with smaller sizes or raise the memory_limit option.");
+  keepdim::over_limit("ggml", program_.contract, sizes_, bytes == INT64_MAX ? SIZE_MAX : static_cast<size_t>(bytes), static_cast<size_t>(limit_));
 }
 
 void Build::start(const int64_t* sizes, size_t limit) {
@@ -444,7 +415,7 @@ void Build::start(const int64_t* sizes, size_t limit) {
 void Build::add_node(const Resolved& node) {
   node_ = &node;
   widened_.clear();
-  const Rule& rule = node.row->rule;
+  const Rule& rule = *node.rule;
   const int32_t id = node.node->outs[0];
   const Tensor wanted = shape_of(id);
   out_ = wanted;
@@ -471,9 +442,9 @@ void Build::add_nodes(const std::vector<Resolved>& nodes) {
       add_node(node);
       continue;
     }
-    const size_t taken = sizes_[std::get<DimId>(node.node->attrs.at("when"))] >= 0 ? 0 : 1;
-    add_nodes(node.regions[taken]);
-    const std::vector<int32_t>& results = node.node->regions[taken].results;
+    const Region& region = taken(*node.node, sizes_);
+    add_nodes(node.regions[&region - node.node->regions.data()]);
+    const std::vector<int32_t>& results = region.results;
     for (size_t i = 0; i < results.size(); ++i) values_[node.node->outs[i]] = values_[results[i]];
   }
 }
@@ -592,7 +563,11 @@ void Build::finish() {
   plan_->block_bytes += bytes;
   plan_->contexts.emplace_back(ggml_init({bytes, plan_->blocks.back().get(), true}));
   plan_->graph = ggml_new_graph_custom(plan_->contexts.back().get(), count, false);
-  for (const Step& step : steps_) ggml_graph_add_node(plan_->graph, step.node);
+  plan_->makers.reserve(steps_.size());
+  for (const Step& step : steps_) {
+    ggml_graph_add_node(plan_->graph, step.node);
+    plan_->makers.push_back(step.maker);
+  }
 
   const double threads = work_ < kWorkPerStep * static_cast<double>(count) ? 1 : work_ / static_cast<double>(std::max<int64_t>(work_per_thread(), 1));
   plan_->work = work_;

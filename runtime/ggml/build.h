@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "../engine.h"
+#include "../rules.h"
 
 namespace keepdim::ggml {
 
-constexpr int kMaxRank = 8;
 constexpr int kMaxOperands = 4;  // of a loop, the result included
 constexpr int kMaxData = 9;      // of one kernel, the result included
 
@@ -47,12 +47,6 @@ struct Loop {
   void merge();  // leaves at least one dim
   int64_t count() const;
 };
-
-// Truncates; what no int64 holds becomes the lowest, as the hardware does.
-inline int64_t truncate(double x) {
-  const bool held = x >= -9223372036854775808.0 && x < 9223372036854775808.0;
-  return held ? static_cast<int64_t>(x) : INT64_MIN;
-}
 
 // A number that a kernel reads when it runs: baked, or a dim's value of that call.
 struct Scalar {
@@ -106,15 +100,6 @@ struct Job {
 // n elements from one dtype to another, or of the same; strides in bytes.
 using Convert = void (*)(void* y, int64_t y_stride, const void* x, int64_t x_stride, int64_t n);
 Convert converter(DType from, DType to);  // move.cpp
-
-// The type that a dtype is computed in: f32, f64, i64 or i32.
-constexpr DType compute_type(DType dtype) {
-  switch (dtype) {
-    case DType::f32: case DType::f16: case DType::bf16: return DType::f32;
-    case DType::f64: case DType::i64: return dtype;
-    default: return is_quantised(dtype) ? DType::f32 : DType::i32;
-  }
-}
 
 // y = f(x…) for n contiguous elements; bit i of `single`: operand i is one element for all.
 struct MapJob;
@@ -302,6 +287,7 @@ struct GgmlPlan final : Plan {
   int64_t arena_bytes = 0;
   const char* arena = nullptr;  // that the pointers are patched for
   std::vector<Place> in_arena, in_inputs, in_outputs;
+  std::vector<const Node*> makers;  // of the graph's nodes, in their order
   struct Data {
     DimId dim;
     int64_t* where;
@@ -313,48 +299,20 @@ struct GgmlPlan final : Plan {
   size_t bytes() const override;
 };
 
-enum class AttrKind : uint8_t { size, sizes, number, real, flag, text };  // number: of the node's dtype
-
-struct AttrRule {
-  const char* name;
-  AttrKind kind;
-  bool required;
-  bool data = false;  // a dim is read when the plan runs, and is no part of its key
-};
-
-using TypeMask = uint32_t;
-
-// `types` has a letter for each operand (the last serves all that follow), then > and one for the result:
-// T one dtype of `allowed` for all, * any of `allowed`, b bool, i an index (i64 or i32), l i64, m T or bool, S a state,
-// w T or, where that is computed in f32, a half or quantised weight.
-struct Rule {
-  int min_ins, max_ins;  // max -1: any number
-  uint8_t optional;      // bit i: operand i may be missing
-  const char* types;
-  TypeMask allowed;
-  std::initializer_list<AttrRule> attrs;
-  bool widen = false;  // the row sees T as the type it is computed in; casts stand around it
-
-  char type_of(size_t operand) const;
-  char type_of_result() const;
-};
-
 class Build;
 struct Row {
   const char* name;
-  Rule rule;
   Tensor (*build)(Build& b);
 };
 
 const Row* find_row(const std::string& op);  // ops.cpp; nullptr when there is none
 std::vector<std::string> row_names();
 void check(const Program& program);
-bool is_cond(const Node& node);  // the one op that is no row: its regions are built, not itself
-bool is_data(const std::string& op, const std::string& attr);
 
 // A node with its row and its attributes in the order of the row's rule; made once when a program is loaded.
 struct Resolved {
   const Row* row;
+  const Rule* rule;
   const Node* node;
   const Attr* attrs[8];
   const float* packed = nullptr;  // its weight in panels, when it is a constant
@@ -394,12 +352,12 @@ class Build {
   const Tensor& in(size_t i) const { return widened_.empty() ? values_[node_->node->ins[i]] : widened_[i]; }
   const Tensor& out() const { return out_; }  // contiguous, no buffer yet
   const std::string& name() const { return program_.values[node_->node->outs[0]].name; }
-  const Rule& rule() const { return node_->row->rule; }
+  const Rule& rule() const { return *node_->rule; }
   const float* packed() const { return node_->packed; }
   const Attr* attr(const char* name) const;  // nullptr when it is missing
   int64_t size(const char* name) const { return sizes_[std::get<DimId>(*attr(name))]; }
   std::vector<int64_t> sizes(const char* name) const;
-  double number(const char* name) const;
+  double number(const char* name) const { return number_of(*attr(name), sizes_); }
   bool flag(const char* name) const { return attr(name) && std::get<bool>(*attr(name)); }
   Scalar scalar(const char* name);
   [[noreturn]] void refuse(const std::string& fact) const;
@@ -441,6 +399,7 @@ class Build {
     int32_t out;
     int32_t ins[kMaxData - 1];
     uint8_t inplace;  // bit i: the result may be written over operand i
+    const Node* maker;
   };
   struct Reference {
     void** where;
@@ -466,7 +425,6 @@ class Build {
 
   const Program& program_;
   const std::vector<const void*>& constants_;
-  std::vector<DimId> symbol_dims_;  // for errors
   const int64_t* sizes_ = nullptr;
   int64_t limit_ = 0;
   std::unique_ptr<GgmlPlan> plan_;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -79,6 +80,24 @@ class Crowd {
   int slow_ = 0, alone_ = 0, next_ = kFirst;  // slow runs in a row; runs left with one thread; and the next time
 };
 
+// ggml asks after each of its nodes whether to go on: that is when the next one begins. Steps of one node are one event.
+struct Watch {
+  const GgmlPlan& plan;
+  Trace& trace;
+  int64_t last = trace.now();
+  size_t next = 0;
+
+  static bool tick(void* data) {
+    auto& watch = *static_cast<Watch*>(data);
+    std::vector<Trace::Event>& nodes = watch.trace.nodes;
+    const Node* node = watch.next < watch.plan.makers.size() ? watch.plan.makers[watch.next++] : nullptr;
+    const int64_t now = watch.trace.now();
+    if (nodes.empty() || nodes.back().node != node) nodes.push_back({node, watch.last, now});
+    nodes.back().end = watch.last = now;
+    return false;
+  }
+};
+
 class GgmlEngine final : public Engine {
  public:
   GgmlEngine(const Program& program, const Weights& weights, const Release& release)
@@ -94,7 +113,7 @@ class GgmlEngine final : public Engine {
     auto& plan = static_cast<GgmlPlan&>(any);
     for (const auto& data : plan.data) *data.where = call.sizes[data.dim];
     patch(plan, call);
-    compute(plan);
+    compute(plan, call.trace);
     if (plan.error.job) {
       plan.error.job = nullptr;
       fail(Code::invalid_argument, plan.error.sentence);
@@ -108,7 +127,7 @@ class GgmlEngine final : public Engine {
   std::vector<const void*> load(const Weights& weights);
   void pack(const Release& release);
   void patch(GgmlPlan& plan, const Call& call);
-  void compute(GgmlPlan& plan);
+  void compute(GgmlPlan& plan, Trace* trace);
 
   const Program& program_;
   std::vector<Resolved> nodes_;
@@ -204,12 +223,18 @@ void GgmlEngine::patch(GgmlPlan& plan, const Call& call) {
   }
 }
 
-void GgmlEngine::compute(GgmlPlan& plan) {
+void GgmlEngine::compute(GgmlPlan& plan, Trace* trace) {
   const int threads = crowd_.threads(std::min(plan.threads, thread_limit()));
   if (threads != plan.compute.n_threads) plan.compute = ggml_graph_plan(plan.graph, threads, nullptr);
   plan.compute.work_data = reinterpret_cast<uint8_t*>(work_.reserve(plan.compute.work_size));
+  ggml_cplan traced = plan.compute;
+  std::optional<Watch> watch;
+  if (trace) {
+    traced.abort_callback = Watch::tick;
+    traced.abort_callback_data = &watch.emplace(Watch{plan, *trace});
+  }
   const auto start = std::chrono::steady_clock::now();
-  if (ggml_graph_compute(plan.graph, &plan.compute) != GGML_STATUS_SUCCESS)
+  if (ggml_graph_compute(plan.graph, &traced) != GGML_STATUS_SUCCESS)
     fail(Code::internal, "[run] ggml: the graph was not computed.");
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   if (threads > 1) crowd_.note(plan, took.count());
@@ -237,7 +262,6 @@ const EngineInfo& ggml_engine() {
       "ggml",
       "KeepdimGgml",
       ggml::check,
-      ggml::is_data,
       [](const Program& program, const Weights& weights, const Release& release) -> std::unique_ptr<Engine> {
         return std::make_unique<ggml::GgmlEngine>(program, weights, release);
       },

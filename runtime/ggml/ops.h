@@ -1,32 +1,10 @@
-// What the rows of every family share: dtypes, rules, checks of shapes; and the families' tables.
+// What the rows of every family share: checks of shapes; and the families' tables.
 #pragma once
 #include <iterator>
 
 #include "build.h"
 
 namespace keepdim::ggml {
-
-constexpr TypeMask bit(DType dtype) { return static_cast<TypeMask>(1u << static_cast<int>(dtype)); }
-constexpr TypeMask kF32 = bit(DType::f32);
-constexpr TypeMask kFloats = kF32 | bit(DType::f64) | bit(DType::f16) | bit(DType::bf16);
-constexpr TypeMask kIntegers =
-    bit(DType::i64) | bit(DType::i32) | bit(DType::i16) | bit(DType::i8) | bit(DType::u8) | bit(DType::boolean);
-constexpr TypeMask kAll = kFloats | kIntegers;
-constexpr TypeMask kHalfOrSingle = kF32 | bit(DType::f16) | bit(DType::bf16);
-constexpr TypeMask kNumbers = kAll & ~bit(DType::boolean);
-
-// ---- rules
-
-using Attrs = std::initializer_list<AttrRule>;
-constexpr AttrRule kDim{"dim", AttrKind::size, true};
-constexpr Attrs kOther = {{"other", AttrKind::number, false, true}};
-constexpr Attrs kDimOnly = {kDim};
-constexpr Attrs kDims = {{"dims", AttrKind::sizes, true}};
-
-constexpr Rule unary(TypeMask types, Attrs attrs = {}, bool widen = false) {
-  return {1, 1, 0, "T>T", types, attrs, widen};
-}
-constexpr Rule source(TypeMask types, Attrs attrs) { return {0, 0, 0, ">T", types, attrs}; }
 
 // ---- the families, one file each
 

@@ -6,8 +6,6 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr Attrs kReduce = {kDim, {"reduce", AttrKind::text, true}};
-
 // One index tensor, how far apart in x what it counts is, and how many there are.
 struct Index {
   Tensor tensor;
@@ -232,14 +230,14 @@ Tensor scatter_reduce(Build& b) {
 }
 
 constexpr Row kRows[] = {
-    {"embedding", {2, 2, 0, "wi>T", kAll, {}}, embedding},
-    {"index_select", {2, 2, 0, "Ti>T", kAll, kDimOnly}, index_select},
-    {"index", {2, -1, 0, "Ti>T", kAll, kDims}, index},
-    {"gather", {2, 2, 0, "Ti>T", kAll, kDimOnly}, gather},
-    {"index_put", {3, -1, 0, "TTi>T", kAll, kDims}, index_put<Put::set>},
-    {"index_add", {3, -1, 0, "TTi>T", kAll, kDims, true}, index_put<Put::add>},
-    {"scatter", {3, 3, 0, "TiT>T", kAll, kDimOnly}, [](Build& b) { return scatter(b, Put::set); }},
-    {"scatter_reduce", {3, 3, 0, "TiT>T", kAll, kReduce, true}, scatter_reduce},
+    {"embedding", embedding},
+    {"index_select", index_select},
+    {"index", index},
+    {"gather", gather},
+    {"index_put", index_put<Put::set>},
+    {"index_add", index_put<Put::add>},
+    {"scatter", [](Build& b) { return scatter(b, Put::set); }},
+    {"scatter_reduce", scatter_reduce},
 };
 
 }  // namespace

@@ -405,21 +405,15 @@ Tensor recurrent(Build& b) {
   return result;
 }
 
-constexpr Attrs kActivation = {{"activation", AttrKind::text, false}};
-constexpr Attrs kReverse = {{"reverse", AttrKind::flag, false}};
-constexpr Attrs kCached = {{"scale", AttrKind::number, true}, {"window", AttrKind::size, false}};
-constexpr Attrs kAttention = {
-    {"scale", AttrKind::number, false}, {"causal", AttrKind::flag, false}, {"safe", AttrKind::flag, false}};
-
 constexpr Row kRows[] = {
-    {"matmul", {2, 2, 0, "TT>T", kNumbers, {}}, matmul},
-    {"linear", {2, 3, 4, "TwT>T", kNumbers, kActivation}, linear},
-    {"lstm_scan", {5, 5, 4, "TTTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::lstm>},
-    {"gru_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::gru>},
-    {"rnn_tanh_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_tanh>},
-    {"rnn_relu_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}, recurrent<Cell::rnn_relu>},
-    {"cached_attention", {6, 8, 0, "TTTlSST>T", kF32, kCached}, cached_attention},
-    {"sdpa", {3, 4, 8, "TTTm>T", kHalfOrSingle, kAttention, true}, attention},
+    {"matmul", matmul},
+    {"linear", linear},
+    {"lstm_scan", recurrent<Cell::lstm>},
+    {"gru_scan", recurrent<Cell::gru>},
+    {"rnn_tanh_scan", recurrent<Cell::rnn_tanh>},
+    {"rnn_relu_scan", recurrent<Cell::rnn_relu>},
+    {"cached_attention", cached_attention},
+    {"sdpa", attention},
 };
 
 }  // namespace

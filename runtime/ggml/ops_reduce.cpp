@@ -6,11 +6,6 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr Attrs kNorm = {{"eps", AttrKind::number, true}, {"axes", AttrKind::size, true}};
-constexpr Attrs kVar = {{"dims", AttrKind::sizes, true}, {"correction", AttrKind::number, true}};
-constexpr Attrs kSort = {kDim, {"descending", AttrKind::flag, false}};
-constexpr Rule kPosition{1, 1, 0, "T>l", kAll, kDims, true};
-
 constexpr int64_t kFewResults = 64;       // below this, what is reduced is split
 constexpr int64_t kChunkElements = 16384;  // in so many elements
 
@@ -265,26 +260,23 @@ Tensor sort(Build& b) {
 }
 
 constexpr Row kRows[] = {
-    {"sum", unary(kAll, kDims, true), reduce<Fn::sum>},
-    {"mean", unary(kFloats, kDims, true), reduce<Fn::sum, true>},
-    {"prod", unary(kAll, kDims, true), reduce<Fn::prod>},
-    {"amax", unary(kAll, kDims, true), reduce<Fn::amax>},
-    {"amin", unary(kAll, kDims, true), reduce<Fn::amin>},
-    {"any", unary(bit(DType::boolean), kDims), reduce<Fn::any>},
-    {"all", unary(bit(DType::boolean), kDims), reduce<Fn::all>},
-    {"var", unary(kFloats, kVar, true), var},
-    {"argmax", kPosition, position<Fn::amax>},
-    {"argmin", kPosition, position<Fn::amin>},
-    {"softmax", unary(kFloats, kDimOnly, true), [](Build& b) { return along(b, softmax_kernel(b.out().dtype), 12); }},
-    {"log_softmax", unary(kFloats, kDimOnly, true),
-     [](Build& b) { return along(b, log_softmax_kernel(b.out().dtype), 12); }},
-    {"cumsum", unary(kAll, kDimOnly, true), [](Build& b) { return along(b, scan_kernel(Fn::sum, b.out().dtype), 4); }},
-    {"cumprod", unary(kAll, kDimOnly, true), [](Build& b) { return along(b, scan_kernel(Fn::prod, b.out().dtype), 4); }},
-    {"layer_norm", {1, 3, 6, "TTT>T", kFloats, kNorm, true},
-     [](Build& b) { return norm(b, layer_norm_kernel(b.out().dtype)); }},
-    {"rms_norm", {1, 2, 2, "TT>T", kFloats, kNorm, true},
-     [](Build& b) { return norm(b, rms_norm_kernel(b.out().dtype)); }},
-    {"argsort", {1, 1, 0, "T>l", kAll, kSort, true}, sort},
+    {"sum", reduce<Fn::sum>},
+    {"mean", reduce<Fn::sum, true>},
+    {"prod", reduce<Fn::prod>},
+    {"amax", reduce<Fn::amax>},
+    {"amin", reduce<Fn::amin>},
+    {"any", reduce<Fn::any>},
+    {"all", reduce<Fn::all>},
+    {"var", var},
+    {"argmax", position<Fn::amax>},
+    {"argmin", position<Fn::amin>},
+    {"softmax", [](Build& b) { return along(b, softmax_kernel(b.out().dtype), 12); }},
+    {"log_softmax", [](Build& b) { return along(b, log_softmax_kernel(b.out().dtype), 12); }},
+    {"cumsum", [](Build& b) { return along(b, scan_kernel(Fn::sum, b.out().dtype), 4); }},
+    {"cumprod", [](Build& b) { return along(b, scan_kernel(Fn::prod, b.out().dtype), 4); }},
+    {"layer_norm", [](Build& b) { return norm(b, layer_norm_kernel(b.out().dtype)); }},
+    {"rms_norm", [](Build& b) { return norm(b, rms_norm_kernel(b.out().dtype)); }},
+    {"argsort", sort},
 };
 
 }  // namespace

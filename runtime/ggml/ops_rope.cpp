@@ -71,7 +71,7 @@ Tensor rope_row(Build& b) {
 }
 
 constexpr Row kRows[] = {
-    {"rope", {3, 3, 0, "TTT>T", kF32 | bit(DType::f64), {}}, rope_row},
+    {"rope", rope_row},
 };
 
 }  // namespace

@@ -8,17 +8,6 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr Attrs kGrid = {{"mode", AttrKind::text, true}, {"padding_mode", AttrKind::text, true},
-                         {"align_corners", AttrKind::flag, true}};
-constexpr Attrs kFold = {{"kernel", AttrKind::sizes, true},
-                         {"stride", AttrKind::sizes, true},
-                         {"padding", AttrKind::sizes, true},
-                         {"dilation", AttrKind::sizes, true}};
-constexpr Attrs kNorm = {{"p", AttrKind::number, true}};
-constexpr Attrs kBag = {{"mode", AttrKind::text, true},
-                        {"include_last_offset", AttrKind::flag, true},
-                        {"padding_idx", AttrKind::size, false}};
-
 // The position of an attribute's text among those that are known.
 int choice(Build& b, const char* name, std::initializer_list<const char*> known) {
   const std::string& text = std::get<std::string>(*b.attr(name));
@@ -171,13 +160,12 @@ Tensor embedding_bag(Build& b) {
   return out;
 }
 
-constexpr TypeMask kReal = kF32 | bit(DType::f64);
 constexpr Row kRows[] = {
-    {"grid_sample", {2, 2, 0, "TT>T", kFloats, kGrid, true}, grid_sample},
-    {"fold", unary(kFloats, kFold, true), fold},
-    {"cdist", {2, 2, 0, "TT>T", kReal, kNorm}, cdist},
-    {"pdist", unary(kReal, kNorm), pdist},
-    {"embedding_bag", {3, 4, 8, "TiiT>T", kFloats, kBag}, embedding_bag},
+    {"grid_sample", grid_sample},
+    {"fold", fold},
+    {"cdist", cdist},
+    {"pdist", pdist},
+    {"embedding_bag", embedding_bag},
 };
 
 }  // namespace

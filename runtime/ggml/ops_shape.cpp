@@ -6,15 +6,6 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr Attrs kSlice = {kDim, {"start", AttrKind::size, true}, {"step", AttrKind::size, true}};
-constexpr Attrs kSelect = {kDim, {"index", AttrKind::size, true}};
-constexpr Attrs kDiagonal = {{"offset", AttrKind::size, true}, {"dims", AttrKind::sizes, true}};
-constexpr Attrs kUnfold = {kDim, {"step", AttrKind::size, true}};
-constexpr Attrs kStrided = {{"strides", AttrKind::sizes, true}, {"offset", AttrKind::size, true}};
-constexpr Attrs kTriangle = {{"diagonal", AttrKind::size, true}};
-constexpr Attrs kArange = {{"start", AttrKind::number, true, true}, {"step", AttrKind::number, true}};
-constexpr Attrs kValue = {{"value", AttrKind::number, true, true}};
-
 Tensor cast(Build& b) {
   const Tensor x = same_shape(b);
   return x.dtype == b.out().dtype ? x : b.cast(x, b.out().dtype);
@@ -266,22 +257,22 @@ Tensor arange(Build& b) { return b.fill(b.out(), b.scalar("start"), b.scalar("st
 Tensor full(Build& b) { return b.fill(b.out(), b.scalar("value"), {}); }
 
 constexpr Row kRows[] = {
-    {"cast", {1, 1, 0, "*>*", kAll, {}}, cast},
-    {"reshape", unary(kAll), reshape},
-    {"permute", unary(kAll, kDims), permute},
-    {"expand", unary(kAll), expand},
-    {"slice", unary(kAll, kSlice), slice},
-    {"slice_scatter", {2, 2, 0, "TT>T", kAll, kSlice}, slice_scatter},
-    {"select", unary(kAll, kSelect), select},
-    {"diagonal", unary(kAll, kDiagonal), diagonal},
-    {"unfold", unary(kAll, kUnfold), unfold},
-    {"as_strided", unary(kAll, kStrided), as_strided},
-    {"flip", unary(kAll, kDims), flip},
-    {"tril", unary(kAll, kTriangle), triangle<false>},
-    {"triu", unary(kAll, kTriangle), triangle<true>},
-    {"cat", {1, -1, 0, "T>T", kAll, kDimOnly}, cat},
-    {"arange", source(kAll, kArange), arange},
-    {"full", source(kAll, kValue), full},
+    {"cast", cast},
+    {"reshape", reshape},
+    {"permute", permute},
+    {"expand", expand},
+    {"slice", slice},
+    {"slice_scatter", slice_scatter},
+    {"select", select},
+    {"diagonal", diagonal},
+    {"unfold", unfold},
+    {"as_strided", as_strided},
+    {"flip", flip},
+    {"tril", triangle<false>},
+    {"triu", triangle<true>},
+    {"cat", cat},
+    {"arange", arange},
+    {"full", full},
 };
 
 }  // namespace

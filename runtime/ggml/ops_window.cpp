@@ -10,18 +10,6 @@ namespace keepdim::ggml {
 namespace {
 
 constexpr int64_t kMaxTaps = 16;  // of windows that are added up tap by tap
-constexpr Attrs kConv = {{"stride", AttrKind::sizes, true},   {"padding", AttrKind::sizes, true},
-                         {"dilation", AttrKind::sizes, true}, {"groups", AttrKind::size, true},
-                         {"transposed", AttrKind::flag, true}};
-constexpr Attrs kMaxPool = {{"kernel", AttrKind::sizes, true},
-                            {"stride", AttrKind::sizes, true},
-                            {"padding", AttrKind::sizes, true},
-                            {"dilation", AttrKind::sizes, true}};
-constexpr Attrs kAvgPool = {{"kernel", AttrKind::sizes, true},
-                            {"stride", AttrKind::sizes, true},
-                            {"padding", AttrKind::sizes, true},
-                            {"count_include_pad", AttrKind::flag, true},
-                            {"divisor", AttrKind::size, false}};
 
 // The spatial dims of a node as kSpace of them: `fill` for those that it does not have.
 struct Space {
@@ -418,40 +406,19 @@ Tensor channel_norm(Build& b, int64_t groups, bool given) {
   return out;
 }
 
-constexpr Attrs kPad = {{"mode", AttrKind::text, true}, {"before", AttrKind::sizes, true}, {"value", AttrKind::number, true}};
-constexpr Attrs kNearest = {{"exact", AttrKind::flag, true},
-                            {"scale_0", AttrKind::real, false},
-                            {"scale_1", AttrKind::real, false},
-                            {"scale_2", AttrKind::real, false}};
-constexpr Attrs kResample = {{"mode", AttrKind::text, true},     {"align_corners", AttrKind::flag, true},
-                             {"scale_0", AttrKind::real, false}, {"scale_1", AttrKind::real, false},
-                             {"scale_2", AttrKind::real, false}};
-constexpr Attrs kGroupNorm = {{"eps", AttrKind::number, true}, {"groups", AttrKind::size, true}};
-constexpr Attrs kBatchNorm = {{"eps", AttrKind::number, true}};
-constexpr TypeMask kHalfOrSingle = kF32 | bit(DType::f16) | bit(DType::bf16);
-constexpr Attrs kAxes = {{"axes", AttrKind::size, true}};
-
 constexpr Row kRows[] = {
-    {"conv", {2, 3, 4, "TTT>T", kNumbers, kConv, true}, conv},
-    {"max_pool", unary(kNumbers, kMaxPool, true),
-     [](Build& b) { return sliding_pool(b, max_pool_kernel(b.in(0).dtype)); }},
-    {"max_pool_index", {1, 1, 0, "T>l", kNumbers, kMaxPool, true},
-     [](Build& b) { return sliding_pool(b, max_pool_index_kernel(b.in(0).dtype)); }},
-    {"avg_pool", unary(kFloats, kAvgPool, true),
-     [](Build& b) { return sliding_pool(b, avg_pool_kernel(b.in(0).dtype)); }},
-    {"adaptive_max_pool", unary(kNumbers, kAxes, true),
-     [](Build& b) { return adaptive_pool(b, max_pool_kernel(b.in(0).dtype)); }},
-    {"adaptive_max_pool_index", {1, 1, 0, "T>l", kNumbers, kAxes, true},
-     [](Build& b) { return adaptive_pool(b, max_pool_index_kernel(b.in(0).dtype)); }},
-    {"adaptive_avg_pool", unary(kFloats, kAxes, true),
-     [](Build& b) { return adaptive_pool(b, avg_pool_kernel(b.in(0).dtype)); }},
-    {"pad", unary(kAll, kPad), pad},
-    {"nearest", unary(kAll, kNearest),
-     [](Build& b) { return b.in(0).dtype == DType::f64 ? nearest<double>(b) : nearest<float>(b); }},
-    {"resample", unary(kHalfOrSingle, kResample, true), resample},
-    {"group_norm", {1, 3, 6, "TTT>T", kFloats, kGroupNorm, true},
-     [](Build& b) { return channel_norm(b, b.size("groups"), false); }},
-    {"batch_norm", {5, 5, 6, "TTTTT>T", kFloats, kBatchNorm, true}, [](Build& b) { return channel_norm(b, 1, true); }},
+    {"conv", conv},
+    {"max_pool", [](Build& b) { return sliding_pool(b, max_pool_kernel(b.in(0).dtype)); }},
+    {"max_pool_index", [](Build& b) { return sliding_pool(b, max_pool_index_kernel(b.in(0).dtype)); }},
+    {"avg_pool", [](Build& b) { return sliding_pool(b, avg_pool_kernel(b.in(0).dtype)); }},
+    {"adaptive_max_pool", [](Build& b) { return adaptive_pool(b, max_pool_kernel(b.in(0).dtype)); }},
+    {"adaptive_max_pool_index", [](Build& b) { return adaptive_pool(b, max_pool_index_kernel(b.in(0).dtype)); }},
+    {"adaptive_avg_pool", [](Build& b) { return adaptive_pool(b, avg_pool_kernel(b.in(0).dtype)); }},
+    {"pad", pad},
+    {"nearest", [](Build& b) { return b.in(0).dtype == DType::f64 ? nearest<double>(b) : nearest<float>(b); }},
+    {"resample", resample},
+    {"group_norm", [](Build& b) { return channel_norm(b, b.size("groups"), false); }},
+    {"batch_norm", [](Build& b) { return channel_norm(b, 1, true); }},
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Weights that are no f32: ggml's blocks and halves, read where they lie. Few rows are multiplied by dot products over
 // the blocks, with activations in whole numbers; many rows go through panels of f32 (product.cpp).
 #include "dot.h"
-#include "ggml_engine.h"
+#include "../quant.h"
 #include "quant.h"
 #include "tile.h"
 

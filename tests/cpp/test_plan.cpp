@@ -40,7 +40,6 @@ class FakeEngine final : public Engine {
 const EngineInfo kFake = {"fake",
                           "KeepdimFake",
                           [](const Program&) {},
-                          [](const std::string& op, const std::string& attr) { return op == "mul" && attr == "other"; },
                           [](const Program& program, const Weights& weights, const Release&) -> std::unique_ptr<Engine> {
                             weights("sha-w");
                             return std::make_unique<FakeEngine>(program);
@@ -85,33 +84,35 @@ TEST(cache_forgets_the_least_recently_used) {
 
 TEST(states_are_found_by_key) {
   States states;
-  auto* first = static_cast<char*>(states.find("keys", 1000));
+  auto* first = static_cast<char*>(const_cast<void*>(states.find("keys", 1000).data));
   CHECK_EQUAL(reinterpret_cast<uintptr_t>(first) % 64, uintptr_t{0});
   CHECK(std::all_of(first, first + 1000, [](char c) { return c == 0; }));
   std::memset(first, 1, 1000);
-  auto* other = static_cast<char*>(states.find("values", 7));
+  const auto* other = static_cast<const char*>(states.find("values", 7).data);
   CHECK(other + 7 <= first || other >= first + 1000);
   CHECK_EQUAL(static_cast<int>(other[6]), 0);
-  CHECK(states.find("keys", 1000) == first);
+  CHECK(states.find("keys", 1000).data == first);
+  CHECK(states.find("keys", 1000).own == states.find("keys", 1000).own);
+  CHECK(states.find("keys", 1000).own != states.find("values", 7).own);
   CHECK_EQUAL(static_cast<int>(first[999]), 1);
   CHECK_EQUAL(states.bytes(), size_t{1007});
   CHECK_FAILS(states.find("keys", 999),
               "[load] state 'keys': 999 bytes expected, another delegate of the file has 1000. Lower the model again.");
   CHECK_FAILS(states.find("huge", SIZE_MAX / 2), "[load] state 'huge': " + std::to_string(SIZE_MAX / 2) + " bytes could not be allocated.");
   CHECK_EQUAL(states.bytes(), size_t{1007});
-  CHECK(states.find("empty", 0) != nullptr);
+  CHECK(states.find("empty", 0).data != nullptr);
   States apart;
-  CHECK(apart.find("keys", 1000) != first);
+  CHECK(apart.find("keys", 1000).data != first);
   CHECK_EQUAL(apart.bytes(), size_t{1000});
 }
 
 TEST(states_from_many_threads) {
   States states;
-  std::vector<void*> found(8);
+  std::vector<const void*> found(8);
   std::vector<std::thread> threads;
-  for (size_t i = 0; i < found.size(); ++i) threads.emplace_back([&, i] { found[i] = states.find("keys", 64); });
+  for (size_t i = 0; i < found.size(); ++i) threads.emplace_back([&, i] { found[i] = states.find("keys", 64).data; });
   for (std::thread& t : threads) t.join();
-  for (void* data : found) CHECK(data == found[0]);
+  for (const void* data : found) CHECK(data == found[0]);
   CHECK_EQUAL(states.bytes(), size_t{64});
 }
 

@@ -1,0 +1,19 @@
+# find_package(keepdim): the target keepdim::delegate is libkeepdim.so, which gives ExecuTorch its backends when it is loaded.
+# Lies in the installed package, beside executorch's: CMAKE_PREFIX_PATH is the folder that holds both (site-packages).
+if(NOT TARGET executorch::runtime)
+  include(CMakeFindDependencyMacro)
+  find_dependency(executorch 1.5)
+endif()
+
+get_filename_component(_keepdim_folder "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+if(NOT TARGET keepdim::delegate)
+  add_library(keepdim::delegate SHARED IMPORTED)
+  # No symbol of it is used: without --no-as-needed the linker would drop it, and its backends with it.
+  set_target_properties(
+    keepdim::delegate
+    PROPERTIES IMPORTED_LOCATION "${_keepdim_folder}/libkeepdim.so"
+               INTERFACE_LINK_LIBRARIES executorch::runtime
+               INTERFACE_LINK_OPTIONS
+               "LINKER:-rpath,${_keepdim_folder};LINKER:--push-state,--no-as-needed,${_keepdim_folder}/libkeepdim.so,--pop-state")
+endif()
+unset(_keepdim_folder)

@@ -1,0 +1,250 @@
+// Rows of products: linear layers, matrix products, attention, recurrent layers, rope.
+#include <algorithm>
+#include <cmath>
+
+#include "op.h"
+
+namespace keepdim::mlx {
+namespace {
+
+int rank_of(const Array& x) { return static_cast<int>(x.ndim()); }
+
+// [.., m, k] @ [.., k, n]; MLX has no product of integers, so theirs are multiplied and added up.
+Array product(const Array& x, const Array& y) {
+  if (mx::issubdtype(x.dtype(), mx::floating)) return mx::matmul(x, y);
+  return mx::astype(mx::sum(mx::multiply(mx::expand_dims(x, -1), mx::expand_dims(y, -3)), Axes{-2}), x.dtype());
+}
+
+Array matmul(Op& op) {
+  const Array &x = op.in(0), &y = op.in(1);
+  if (x.ndim() < 2 || y.ndim() < 2 || x.shape(-1) != y.shape(-2)) op.refuse(dims_text(x.shape()) + " and " + dims_text(y.shape()) + " do not fit.");
+  if (x.shape(-1) == 0) return mx::zeros(op.shape(), op.dtype());
+  return product(x, y);
+}
+
+Array linear(Op& op) {
+  const Array& x = op.in(0);
+  const Packed* packed = op.packed(1);
+  const int inner = packed ? packed->scales.shape(1) * kGroup : op.in(1).ndim() == 2 ? op.in(1).shape(1) : -1;
+  if (x.ndim() < 1 || inner != x.shape(-1)) op.refuse("its weight does not fit input " + dims_text(x.shape()) + ".");
+  Array y = inner == 0 ? mx::zeros(op.shape(), op.dtype())
+            : packed   ? mx::quantized_matmul(x, packed->quants, packed->scales, packed->biases, true, kGroup, packed->bits)
+                       : [&] {
+                           const Array w = mx::transpose(mx::astype(op.in(1), x.dtype()));
+                           const Array rows = x.ndim() == 1 ? mx::reshape(x, {1, x.shape(0)}) : x;
+                           return mx::reshape(product(rows, w), op.shape());
+                         }();
+  if (op.has(2)) y = mx::add(y, op.in(2));
+  return op.attr("activation") ? activate(y, op.text("activation")) : y;
+}
+
+// ---- attention
+
+double scale_of(Op& op, int width) { return op.attr("scale") ? op.number("scale") : 1 / std::sqrt(std::max(width, 1)); }
+
+// Heads of keys and values as many as those of queries.
+Array heads(const Array& x, const Array& q) {
+  if (x.ndim() < 3 || q.ndim() < 3 || x.shape(-3) == 1 || x.shape(-3) == q.shape(-3)) return x;
+  return mx::repeat(x, q.shape(-3) / x.shape(-3), -3);
+}
+
+Array attention(Op& op) {
+  const Array& q = op.in(0);
+  const bool causal = op.flag("causal"), safe = !op.attr("safe") || op.flag("safe");
+  for (size_t i = 1; i < 3; ++i) {
+    const Array& x = op.in(i);
+    if (x.ndim() < 2 || q.ndim() < 2 || (x.ndim() > 2 && q.ndim() > 2 && (x.shape(-3) == 0 || q.shape(-3) % x.shape(-3))))
+      op.refuse(dims_text(x.shape()) + " does not fit " + dims_text(q.shape()) + ".");
+  }
+  const auto scale = static_cast<float>(scale_of(op, q.shape(-1)));
+  const int keys = op.in(1).shape(-2);
+  if (keys == 0) return mx::zeros(op.shape(), op.dtype());
+  if (q.ndim() == 4 && op.in(1).ndim() == 4 && op.in(2).ndim() == 4 && op.in(1).shape(0) == q.shape(0) && op.in(2).shape(0) == q.shape(0) &&
+      !op.has(3) && safe && (!causal || q.shape(2) == keys) && q.shape(3) > 0)
+    return mx::fast::scaled_dot_product_attention(q, op.in(1), op.in(2), scale, causal ? "causal" : "");
+  const Array k = heads(op.in(1), q), v = heads(op.in(2), q), nothing = number(-HUGE_VAL, q.dtype());
+  Array scores = mx::multiply(mx::matmul(q, mx::swapaxes(k, -1, -2)), number(scale, q.dtype()));
+  if (causal) scores = mx::where(mx::tri(q.shape(-2), keys, 0, mx::bool_), scores, nothing);
+  if (op.has(3)) {
+    const Array& mask = op.in(3);
+    if (mask.dtype() == mx::bool_) scores = mx::where(mask, scores, safe ? mx::add(scores, nothing) : nothing);
+    else scores = mx::add(scores, mask);
+  }
+  Array p = mx::softmax(scores, Axes{-1}, true);
+  if (safe) p = mx::where(mx::all(mx::equal(scores, nothing), Axes{-1}, true), number(0, p.dtype()), p);
+  return mx::matmul(p, v);
+}
+
+// ---- attention over a cache
+
+// q8_0: whole numbers up to 127 and what they are multiplied by, for each 32.
+struct Blocks {
+  Array quants, scales;
+};
+Blocks blocks(const Array& x) {
+  mx::Shape grouped = x.shape();
+  grouped.back() /= kGroup;
+  mx::Shape scales = grouped;
+  grouped.push_back(kGroup);
+  const Array g = mx::reshape(x, grouped);
+  const Array d = mx::divide(mx::max(mx::abs(g), Axes{-1}, true), number(127, x.dtype()));
+  const Array zero = mx::equal(d, number(0, x.dtype()));
+  const Array inverse = mx::where(zero, number(0, x.dtype()), mx::divide(number(1, x.dtype()), d));
+  const Array scaled = mx::multiply(g, inverse);
+  const Array half = mx::floor(mx::add(mx::abs(scaled), number(0.5, x.dtype())));  // halves away from zero
+  const Array q = mx::where(mx::less(scaled, number(0, x.dtype())), mx::negative(half), half);
+  return {mx::reshape(mx::astype(q, mx::int8), x.shape()), mx::reshape(mx::astype(d, mx::float16), scales)};
+}
+Array widened(const Array& quants, const Array& scales) {
+  mx::Shape grouped = scales.shape();
+  grouped.push_back(kGroup);
+  const Array q = mx::astype(mx::reshape(quants, grouped), mx::float32);
+  return mx::reshape(mx::multiply(q, mx::expand_dims(mx::astype(scales, mx::float32), -1)), quants.shape());
+}
+
+// Rows [from, to) of the third dim.
+Array rows(const Array& x, int from, int to) {
+  mx::Shape start(x.ndim(), 0), stop = x.shape();
+  start[2] = from;
+  stop[2] = to;
+  return mx::slice(x, start, stop);
+}
+// In place: nothing but the new array holds on to the old one when it is computed.
+void store(Array& cache, const Array& fresh, int at) {
+  mx::Shape start(cache.ndim(), 0), stop = cache.shape();
+  start[2] = at;
+  stop[2] = at + fresh.shape(2);
+  cache = mx::slice_update(cache, mx::astype(fresh, cache.dtype()), start, stop);
+}
+void store(State& state, const Array& fresh, int at) {
+  if (!state.scales) return store(state.data, fresh, at);
+  const Blocks b = blocks(fresh);
+  store(state.data, b.quants, at);
+  store(*state.scales, b.scales, at);
+}
+Array load(const State& state, int from, int to) {
+  if (!state.scales) return mx::astype(rows(state.data, from, to), mx::float32);
+  return widened(rows(state.data, from, to), rows(*state.scales, from, to));
+}
+
+Array turned(Op& op, const Array& x) {
+  if (!op.has(6)) return x;
+  const Array &cos = op.in(6), &sin = op.in(7);
+  return mx::add(mx::multiply(x, cos), mx::multiply(rotated(x), sin));
+}
+
+// New keys and values into their caches, then attention over the filled rows, up to each query's own. How many are filled
+// is read here: it is an input, or follows from one.
+Array cached_attention(Op& op) {
+  State *keys = op.state(4), *values = op.state(5);
+  if (!keys || !values) op.refuse("its caches are no state.");
+  const Array &q = op.in(0), &k = op.in(1), &v = op.in(2);
+  if (op.in(3).size() != 1) op.refuse("its position is not one number but " + dims_text(op.in(3).shape()) + ".");
+  if (op.has(6) != op.has(7)) op.refuse("takes cosines and sines, or neither.");
+  const mx::Shape &cache = keys->data.shape(), &other = values->data.shape();
+  bool fine = q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && cache.size() == 4 && other.size() == 4 && cache[1] > 0;
+  fine = fine && q.shape(1) % cache[1] == 0 && k.shape(2) == q.shape(2) && k.shape(3) == q.shape(3) && cache[2] == other[2];
+  fine = fine && k.shape() == mx::Shape{cache[0], cache[1], k.shape(2), cache[3]} && v.shape() == mx::Shape{other[0], other[1], k.shape(2), other[3]};
+  if (!fine) op.refuse(dims_text(q.shape()) + ", " + dims_text(k.shape()) + " and " + dims_text(v.shape()) + " do not fit caches " + dims_text(cache) + " and " + dims_text(other) + ".");
+  const int count = q.shape(2), limit = cache[2];
+  if (count > limit) op.refuse(std::to_string(count) + " new rows do not fit a cache of " + std::to_string(limit) + ".");
+  const int64_t before = mx::reshape(op.in(3), {}).item<int64_t>();
+  if (before < 0 || before > limit - count)
+    op.fault(std::to_string(count) + " new rows at position " + std::to_string(before) + " do not fit a cache of " + std::to_string(limit) + ".");
+  const int at = static_cast<int>(before), end = at + count;
+  store(*keys, turned(op, k), at);
+  store(*values, v, at);
+  const int64_t window = op.attr("window") ? op.size("window") : 0;
+  if (window < 0) op.refuse("its window is " + std::to_string(window) + ".");
+  // Keys that no query sees are not read.
+  const int from = window ? static_cast<int>(std::max<int64_t>(0, at + 1 - window)) : 0;
+  const Array seen = load(*keys, from, end), read = load(*values, from, end);
+  const auto scale = static_cast<float>(op.number("scale"));
+  const Array turned_q = turned(op, q);
+  if (!window || end <= window || count == 1)
+    return mx::fast::scaled_dot_product_attention(turned_q, seen, read, scale, count == 1 ? "" : "causal");
+  const Array own = mx::reshape(mx::arange(at, end, 1), {count, 1}), key = mx::reshape(mx::arange(from, end, 1), {1, end - from});
+  const Array near = mx::greater(key, mx::subtract(own, whole(window, mx::int32)));
+  return mx::fast::scaled_dot_product_attention(turned_q, seen, read, scale, "", mx::logical_and(mx::less_equal(key, own), near));
+}
+
+// ---- recurrent layers
+
+Array part(const Array& x, int index, int count) {
+  const int size = x.shape(-1) / count;
+  mx::Shape start(x.ndim(), 0), stop = x.shape();
+  start.back() = index * size;
+  stop.back() = (index + 1) * size;
+  return mx::slice(x, start, stop);
+}
+
+enum class Cell { lstm, gru, rnn_tanh, rnn_relu };
+
+// One step: gates of the input and of the state to the new state, for an LSTM with its cell.
+template <Cell cell>
+void advance(const Array& x, const Array& h, Array& state, Array& memory) {
+  const Array both = mx::add(x, h);
+  if constexpr (cell == Cell::lstm) {
+    const Array i = mx::sigmoid(part(both, 0, 4)), f = mx::sigmoid(part(both, 1, 4)), g = mx::tanh(part(both, 2, 4)), o = mx::sigmoid(part(both, 3, 4));
+    memory = mx::add(mx::multiply(f, memory), mx::multiply(i, g));
+    state = mx::multiply(o, mx::tanh(memory));
+  } else if constexpr (cell == Cell::gru) {
+    const Array r = mx::sigmoid(part(both, 0, 3)), z = mx::sigmoid(part(both, 1, 3));
+    const Array n = mx::tanh(mx::add(part(x, 2, 3), mx::multiply(r, part(h, 2, 3))));
+    state = mx::add(mx::multiply(mx::subtract(number(1, z.dtype()), z), n), mx::multiply(z, state));
+  } else if constexpr (cell == Cell::rnn_tanh) {
+    state = mx::tanh(both);
+  } else {
+    state = activate(both, "relu");
+  }
+}
+
+// Gates of the input [t, b, gates * n], weight [gates * n, n], bias, first state [b, n] and cell → states [t, b, n], for an
+// LSTM with the cells behind them [2, t, b, n].
+template <Cell cell>
+Array recurrent(Op& op) {
+  const Array &x = op.in(0), w = mx::transpose(op.in(1));
+  Array state = op.in(3), memory = cell == Cell::lstm ? op.in(4) : state;
+  const int steps = x.ndim() == 3 ? x.shape(0) : 0;
+  if (x.ndim() != 3 || w.ndim() != 2 || w.shape(1) != x.shape(2) || state.ndim() != 2 || w.shape(0) != state.shape(1) || steps == 0)
+    op.refuse("input " + dims_text(x.shape()) + " and weight " + dims_text(op.in(1).shape()) + " do not fit " + dims_text(op.shape()) + ".");
+  std::vector<Array> states(static_cast<size_t>(steps), state), cells = states;
+  for (int i = 0; i < steps; ++i) {
+    const int t = op.flag("reverse") ? steps - 1 - i : i;
+    const Array given = mx::squeeze(mx::slice(x, {t, 0, 0}, {t + 1, x.shape(1), x.shape(2)}), 0);
+    Array h = mx::matmul(state, w);
+    if (op.has(2)) h = mx::add(h, op.in(2));
+    advance<cell>(given, h, state, memory);
+    states[t] = state;
+    cells[t] = memory;
+  }
+  const Array all = mx::stack(states, 0);
+  return cell == Cell::lstm ? mx::stack({all, mx::stack(cells, 0)}, 0) : all;
+}
+
+Array rope(Op& op) {
+  const Array& x = op.in(0);
+  if (x.ndim() < 1 || x.shape(-1) % 2) op.refuse("a row of " + dims_text(x.shape()) + " has no two halves.");
+  return mx::add(mx::multiply(x, op.in(1)), mx::multiply(rotated(x), op.in(2)));
+}
+
+constexpr bool wide = true;
+constexpr Row kRows[] = {
+    {"matmul", matmul, wide},
+    {"linear", linear, wide},
+    {"lstm_scan", recurrent<Cell::lstm>},
+    {"gru_scan", recurrent<Cell::gru>},
+    {"rnn_tanh_scan", recurrent<Cell::rnn_tanh>},
+    {"rnn_relu_scan", recurrent<Cell::rnn_relu>},
+    {"cached_attention", cached_attention},
+    {"sdpa", attention},
+    {"rope", rope},
+};
+
+}  // namespace
+
+Array rotated(const Array& x) { return mx::concatenate({mx::negative(part(x, 1, 2)), part(x, 0, 2)}, -1); }
+
+Table product_rows() { return {kRows, std::size(kRows)}; }
+
+}  // namespace keepdim::mlx
