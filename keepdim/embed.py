@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.export import Dim
 
 from .cache import cached, cached_file
-from .errors import fail, optional
+from .errors import fail, optional, told
 from .module import Module, load, lower
 
 log = logging.getLogger("keepdim")
@@ -52,7 +52,7 @@ class Pooled(torch.nn.Module):
         try:
             model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
-            why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+            why = told(e)
             fail("embed", str(folder), f"cannot be read as a model ({why})", cause=e)
         finally:
             quiet.set_verbosity(level)
@@ -83,11 +83,12 @@ class Encoder:
         self.width = width
 
     @classmethod
-    def load(cls, name: str | Path = "minilm", *, max_length: int | None = None) -> Encoder:
+    def load(cls, name: str | Path = "minilm", *, max_length: int | None = None, engine: str = "ggml") -> Encoder:
         """The encoder called "minilm" (all-MiniLM-L6-v2), or that of a checkpoint folder of a BERT-like model.
 
         The first time it is lowered; after that the lowered file is taken from the cache. Texts of more than
-        `max_length` tokens are cut there: by default where the checkpoint says (256 for minilm), at most 512.
+        `max_length` tokens are cut there: by default where the checkpoint says (256 for minilm), at most 512. `engine`
+        as in `keepdim.lower`.
         """
         folder = model_folder(name)
         tokenizers = optional("embed", "tokenizers")
@@ -101,7 +102,7 @@ class Encoder:
         except Exception as e:  # the package raises a bare Exception
             remedy = "Write one with AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
             fail("embed", str(folder / "tokenizer.json"), f"cannot be read ({e})", remedy, e)
-        return cls(_lowered(folder, limit), tokenizer, chosen)
+        return cls(_lowered(folder, limit, engine), tokenizer, chosen)
 
     def encode(self, texts: Iterable[str]) -> torch.Tensor:
         """The embeddings f32 [texts, width] in the order of the texts; texts cut short are counted in a warning."""
@@ -149,11 +150,11 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield from (same[i : i + size] for i in range(0, len(same), size))
 
 
-def lower_model(model: Pooled, limit: int = LENGTH) -> Module:
+def lower_model(model: Pooled, limit: int = LENGTH, engine: str = "ggml") -> Module:
     """Lower for every batch 1..32 and length 1..limit."""
     dims = {0: Dim("batch", min=1, max=BATCH), 1: Dim("length", min=1, max=limit)}
     ids = torch.arange(14).reshape(2, 7)  # any tokens: the example only has to have sizes of its own
-    return lower(model, (ids, torch.ones_like(ids)), dynamic_shapes=(dims, dims))
+    return lower(model, (ids, torch.ones_like(ids)), dynamic_shapes=(dims, dims), engine=engine)
 
 
 # ---------------------------------------------------------------- the checkpoint folder
@@ -194,11 +195,12 @@ def _check_pooling(folder: Path) -> None:
         fail("embed", str(folder), "its embeddings are not the mean of its tokens, which is what keepdim computes")
 
 
-def cached_path(folder: Path, limit: int) -> Path:
+def cached_path(folder: Path, limit: int, engine: str = "ggml") -> Path:
     """Where the lowered file of a checkpoint is kept."""
     files = [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.bin")]
-    return cached_file("embed", files, f"{BATCH} {limit}")
+    return cached_file("embed", files, f"{BATCH} {limit} {engine}")
 
 
-def _lowered(folder: Path, limit: int) -> Module:
-    return cached(cached_path(folder, limit), load, lambda: lower_model(Pooled.from_folder(folder), limit))
+def _lowered(folder: Path, limit: int, engine: str) -> Module:
+    kept = cached_path(folder, limit, engine)
+    return cached(kept, load, lambda: lower_model(Pooled.from_folder(folder), limit, engine))

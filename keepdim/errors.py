@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import textwrap
 from typing import Any, NoReturn
 
 
@@ -36,6 +38,26 @@ def sentence(stage: str, subject: str, fact: str, remedy: str = "") -> str:
 def fail(stage: str, subject: str, fact: str, remedy: str = "", cause: BaseException | None = None) -> NoReturn:
     """Raise the sentence as a KeepdimError."""
     raise KeepdimError(sentence(stage, subject, fact, remedy)) from cause
+
+
+def sentence_of(e: BaseException) -> str:
+    """An exception's text in one line; of a list, as torch.export gives of what it cannot keep, what is listed.
+
+    >>> sentence_of(ValueError("Constraints violated (n)! See the log.\\n  - n is 3. Mark it otherwise.\\n  - m is 4."))
+    'n is 3; m is 4'
+    """
+    text = str(e)
+    listed = re.findall(r"^ +- (.+?)(?:\.(?= )|\.?$)", text, re.MULTILINE)
+    return textwrap.shorten("; ".join(listed) or text, 300, placeholder=" …").rstrip(".")
+
+
+def told(e: BaseException) -> str:
+    """Which kind of exception, and its text.
+
+    >>> told(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    return f"{type(e).__name__}: {sentence_of(e)}"
 
 
 def optional(stage: str, package: str, extra: str = "hf") -> Any:

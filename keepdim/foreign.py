@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from . import owned
 from .contract import Contract
 from .dims import Dim
 from .errors import fail
@@ -91,20 +93,38 @@ class Watched(Partitioner):
 @contextlib.contextmanager
 def watched_backends(partitioner: list[Partitioner]) -> Iterator[None]:
     """Foreign backends' preprocess is watched too, whichever of them the partitioners name."""
-    foreign = [p for p in partitioner if isinstance(p, Watched)]
-    patched: list[tuple[Any, Any]] = []
-    for cls in BackendDetails.__subclasses__() if foreign else []:
-        if "preprocess" not in vars(cls) or cls.__module__.startswith(__package__ or "keepdim"):
-            continue
-        original = cls.__dict__["preprocess"]
+    foreign = next((p for p in partitioner if isinstance(p, Watched)), None)
+    if foreign is None:
+        yield
+        return
 
-        def preprocess(edge_program: Any, specs: Any, cls: Any = cls, original: Any = original) -> Any:
-            watcher = foreign[0]
-            with _watch(watcher.env, watcher.symbols, f"{cls.__name__}.preprocess"):
-                return original.__get__(None, cls)(edge_program, specs)
+    def watch(backend: Any, program: ExportedProgram) -> contextlib.AbstractContextManager[None]:
+        if backend.__module__.startswith(__package__ or "keepdim"):
+            return contextlib.nullcontext()
+        owned.own(program)
+        return _watch(foreign.env, foreign.symbols, f"{backend.__name__}.preprocess")
+
+    with around_preprocess(watch):
+        yield
+
+
+@contextlib.contextmanager
+def around_preprocess(
+    around: Callable[[Any, ExportedProgram], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    """While it lasts, every backend's preprocess runs inside `around(backend, program)`."""
+    patched: list[tuple[Any, Any]] = []
+    for cls in BackendDetails.__subclasses__():
+        if "preprocess" not in vars(cls):
+            continue
+        patched.append((cls, vars(cls)["preprocess"]))
+
+        @wraps(cls.preprocess)
+        def preprocess(program: Any, specs: Any, cls: Any = cls, original: Any = cls.preprocess) -> Any:
+            with around(cls, program):
+                return original(program, specs)
 
         cls.preprocess = staticmethod(preprocess)
-        patched.append((cls, original))
     try:
         yield
     finally:
@@ -116,7 +136,7 @@ def watched_backends(partitioner: list[Partitioner]) -> Iterator[None]:
 class BranchPartitioner(Partitioner):
     """A partitioner for the branches of one implementation, and nothing else.
 
-    Partitioners look at a program's own graph. A branch is shown to it as a program, of which weights are inputs.
+    Partitioners look at a program's own graph. A branch is shown to it as a program.
     """
 
     def __init__(self, inner: Partitioner, mark: Mark):
@@ -128,12 +148,14 @@ class BranchPartitioner(Partitioner):
         return exported_program
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
-        """Its own answer, for nodes of the branch that read one tensor. Weights are inputs of a branch: what it keeps
-        whole, and then does not take because of them, could not run."""
+        """Its own answer, for nodes of the branch that read one tensor beside weights: what it keeps whole and then
+        does not take could not run."""
         ops, keeps = self.inner.ops_to_not_decompose(ep)
+        owned.mark(ep, ep.state_dict)
+        weights = {n for gm in graph_modules(ep.graph_module) for n in owned.weights(gm)}
 
         def mine(n: FxNode) -> bool:
-            tensors = [x for x in n.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)]
+            tensors = [x for x in n.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor) and x not in weights]
             return mark_of(n) == self.mark and len(tensors) <= 1 and (keeps is None or keeps(n))
 
         return ops, mine
@@ -147,7 +169,7 @@ class BranchPartitioner(Partitioner):
             alone, copies = _as_program(gm, exported_program)
             result = self.inner.partition(alone)
             for n, copy in copies.items():
-                if (tag := copy.meta.get(TAG)) is not None:
+                if n.op != "placeholder" and (tag := copy.meta.get(TAG)) is not None:
                     n.meta[TAG] = name = f"{'_'.join(self.mark)}_{i}_{tag}"
                     tags[name] = result.partition_tags[tag]
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
@@ -173,4 +195,5 @@ def _as_program(gm: GraphModule, ep: ExportedProgram) -> tuple[ExportedProgram, 
         module_call_graph=ep.module_call_graph,
         verifiers=ep.verifiers,
     )
+    owned.own(alone)
     return alone, copies

@@ -18,10 +18,22 @@ from . import passes
 from .contract import BLOCKS, Contract, Place, Spec, Symbol, dtype_name, solve
 from .dims import Dim, Sym
 from .errors import KeepdimError, fail
-from .nodes import ASSERT, COND, ITEM, Symbols, attribute, changes, constants_of, getitem, is_size, overload
+from .nodes import (
+    ASSERT,
+    COND,
+    ITEM,
+    Symbols,
+    attribute,
+    changes,
+    constants_of,
+    getitem,
+    is_size,
+    module_path,
+    overload,
+)
 from .ops import ROWS, Args, Row, Shape, Unsupported, dim_order_rows
 from .passes import Lowered
-from .program import NONE, Node, Program, Region, Value, verify, walk
+from .program import NONE, Node, Part, Program, Region, Value, verify, walk
 from .quant import Quantised, state_shape
 from .reading import margin, shape_env_of, to_dim, to_size
 
@@ -117,6 +129,7 @@ class _Builder:
         self.ids: dict[FxNode, Any] = {}
         self.names: set[str] = set()
         self.stored: set[int] = set()  # weights that only some ops take
+        self.made: dict[str, list[str]] = {}  # module of the model → values that were made in it
         for node in inputs:
             self._input(node)
 
@@ -128,13 +141,18 @@ class _Builder:
 
     def emit(self, op: str, ins: Sequence[int], shape: Shape, /, **attrs: Any) -> int:
         out = self._value(self._name(self.current), shape, "temp")
+        self._note(out)
         self.nodes.append(Node(op, tuple(ins), (out,), attrs))
         if "symbol" in attrs:
             self.counts.append(out)
         return out
 
     # -- values
-    current = ""
+    current, module, around = "", "", ""  # the node under way, its module, and that of the choice it stands in
+
+    def _note(self, value: int) -> None:
+        if self.module:
+            self.made.setdefault(self.module, []).append(self.values[value - len(self.specs)].name)
 
     def _name(self, base: str) -> str:
         name, k = base, 1
@@ -216,7 +234,7 @@ class _Builder:
     # -- nodes
     def node(self, node: FxNode) -> None:
         """Lower one call; symbolic integers are read from the metadata of their users."""
-        self.current = node.name
+        self.current, self.module = node.name, module_path(node, self.around)
         if node.target is ASSERT:
             return
         row = self.rows.get(overload(node))
@@ -252,12 +270,15 @@ class _Builder:
             raise Unsupported("data decides which branch is taken")
         ins, attrs = ((self._arg(given),), {}) if by_data else ((), {"when": margin(truth, self.symbols)})
         shapes = [self._out_shape(v) for v in node.meta["val"]]
+        where, outer, self.around = self.module, self.around, self.module
         regions = [self._region(branch, operands) for branch in branches]
-        self.current = node.name
+        self.current, self.module, self.around = node.name, where, outer
         for r in regions:
             if (made := [self.shape(i) for i in r.results]) != shapes:
                 raise Unsupported(f"a branch gives {made}, where the graph says {shapes}")
         outs = [self._value(self._name(node.name), shape, "temp") for shape in shapes]
+        for out in outs:
+            self._note(out)
         self.nodes.append(Node("cond", ins, tuple(outs), attrs, tuple(regions)))
         self.ids[node] = outs
 
@@ -366,7 +387,9 @@ class _Builder:
 
     def _program(self, results: list[tuple[Spec, int]], symbols: Sequence[Symbol]) -> Program:
         contract = Contract(tuple(symbols), tuple(self.specs), (), tuple(spec for spec, _ in results))
-        return Program(contract, tuple(self.values), tuple(self.nodes), tuple(i for _, i in results))
+        modules = tuple(Part(path, tuple(names)) for path, names in self.made.items())
+        ids = tuple(i for _, i in results)
+        return Program(contract, tuple(self.values), tuple(self.nodes), ids, modules=modules)
 
     def _rename(self, rest: Sequence[Place]) -> None:
         """A size that no single symbol explains (b*s of a tensor made outside) becomes a symbol itself."""

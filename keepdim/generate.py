@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from .cache import cached, cached_file
-from .errors import fail, optional
+from .errors import fail, optional, told
 from .llm import LanguageModel, lower_llm
 
 log = logging.getLogger("keepdim")
@@ -220,18 +220,20 @@ def open_model(
     max_context: int | None = None,
     quant: str | None = None,
     cache: str | None = None,
+    engine: str | None = None,
     mapped: bool = False,
     weights: str | Path | None = None,
 ) -> LanguageModel:
     """A model ready to write: "smollm2", a .gguf file, a checkpoint folder of transformers, or a lowered .pte.
 
-    `max_context`, `quant` and `cache` are those of `lower_llm`; a lowered .pte has its own, and takes none.
+    `max_context`, `quant`, `cache` and `engine` are those of `lower_llm`; a lowered .pte has its own, and takes none.
     `mapped`: weights stay in the .gguf, and the lowered file is small. `weights` is the .gguf of such a lowered file,
     where it is not beside it.
     """
     path = Path(packaged() if name == "smollm2" else name)
     if path.suffix == ".pte":
-        for what, given in {"max_context": max_context, "quant": quant, "cache": cache, "mapped": mapped}.items():
+        chosen = {"max_context": max_context, "quant": quant, "cache": cache, "engine": engine, "mapped": mapped}
+        for what, given in chosen.items():
             if given:
                 fail("generate", what, f"{path.name} is lowered, and has its own", "Leave it out")
         return LanguageModel.load(path, weights)
@@ -244,7 +246,7 @@ def open_model(
     else:
         fail("generate", f"model {str(name)!r}", "is neither a known name, a .gguf, a .pte nor a checkpoint folder",
              "Known: smollm2")  # fmt: skip
-    how = _How(max_context, quant, cache or "f32", mapped)
+    how = _How(max_context, quant, cache or "f32", engine or "ggml", mapped)
     kept = cached_file("generate", files, f"{path.name} {how}")
     held = path if mapped else None
     return cached(kept, lambda p: LanguageModel.load(p, held), lambda: make(path, how))
@@ -256,6 +258,7 @@ class _How(NamedTuple):
     context: int | None  # None: CONTEXT, or what the model has
     quant: str | None
     cache: str
+    engine: str
     mapped: bool
 
     def context_of(self, model: Any) -> int:
@@ -284,7 +287,8 @@ def _from_gguf(path: Path, how: _How) -> LanguageModel:
     context = how.context_of(checkpoint.model)
     text = _text(tokenizer, checkpoint.model).to_json()
     source = checkpoint.source if how.mapped else None
-    return lower_llm(checkpoint.model, context, cache=how.cache, weights=checkpoint.weights, mapped=source, text=text)
+    return lower_llm(checkpoint.model, context, cache=how.cache, weights=checkpoint.weights, mapped=source, text=text,
+                     engine=how.engine)  # fmt: skip
 
 
 def _from_folder(path: Path, how: _How) -> LanguageModel:
@@ -294,11 +298,12 @@ def _from_folder(path: Path, how: _How) -> LanguageModel:
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
     except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
-        why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        why = told(e)
         fail("generate", str(path), f"cannot be read as a language model ({why})", cause=e)
     context = how.context_of(model)
     text = _text(_tokenizer(path), model).to_json()
-    made = lower_llm(model.eval().requires_grad_(False), context, cache=how.cache, quant=how.quant, text=text)
+    made = lower_llm(model.eval().requires_grad_(False), context, cache=how.cache, quant=how.quant, text=text,
+                     engine=how.engine)  # fmt: skip
     if made.notes:
         log.info("%d weights are not in the dtype asked for; the first: %s", len(made.notes), made.notes[0])
     return made
@@ -308,7 +313,7 @@ def _tokenizer(folder: Path, **more: Any) -> Any:
     try:
         return optional("generate", "transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True, **more)
     except Exception as e:
-        why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        why = told(e)
         fail("generate", str(folder), f"its tokenizer cannot be read ({why})", cause=e)
 
 

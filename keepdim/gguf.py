@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .errors import fail, optional
+from .errors import fail, optional, sentence_of
 from .mapped import Source
 from .quant import STORED, Quantised, dequantise
 
@@ -39,6 +39,7 @@ SIZES = {
 SILENT = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 LOCAL_THETA, LOCAL_LAYERS = 10000.0, 6  # of Gemma 3, where the file does not say: every sixth layer sees all
 FREQUENCIES = "rope_freqs.weight"
+FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}  # of longrope
 # How byte-level tokenizers cut a text before they merge: as GPT-2 did, or each digit by itself first. Transformers
 # knows others, and takes GPT-2's for all that it does not know.
 AS_GPT2, BY_DIGIT = ("gpt-2",), ("smollm", "starcoder", "refact")
@@ -63,14 +64,15 @@ def read(path: Path) -> Checkpoint:
         fail("load", path.name, "has no tensor 'token_embd.weight'")
     vocabulary = int(tensors["token_embd.weight"].shape[-1])
     tie = "output.weight" not in tensors
-    name, values, factor = _config(settings)
+    factors = {ours: tensors.pop(name) for ours, name in FACTORS.items() if architecture == "phi3" and name in tensors}
+    name, values, factor = _config(settings, {k: t.data.reshape(-1).tolist() for k, t in factors.items()})
     try:
         config = getattr(transformers, name)(**values, vocab_size=vocabulary, tie_word_embeddings=tie)
         with optional("load", "transformers.initialization").no_init_weights(), torch.no_grad():
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.tie_weights()
     except Exception as e:  # transformers raises many kinds
-        fail("load", path.name, f"transformers makes no model of it ({type(e).__name__}: {_short(e)})", cause=e)
+        fail("load", path.name, f"transformers makes no model of it ({type(e).__name__}: {sentence_of(e)})", cause=e)
     names = package.get_tensor_name_map(_architecture(package, architecture), config.num_hidden_layers)
     source = Source(path, torch.from_numpy(reader.data))
     weights: dict[str, Quantised] = {}
@@ -172,7 +174,7 @@ class _Settings:
                 fail("load", self.path.name, f"its field '{self.architecture}.{name}' = {value!r} is not known for it")
 
 
-def _config(s: _Settings) -> tuple[str, dict[str, Any], float]:
+def _config(s: _Settings, factors: dict[str, list[float]]) -> tuple[str, dict[str, Any], float]:
     """The configuration's class and its values, and by what rope's frequencies are divided."""
     values: dict[str, Any] = {ours: s.size(name) for name, ours in SIZES.items()}
     hidden, heads, layers = values["hidden_size"], values["num_attention_heads"], values["num_hidden_layers"]
@@ -197,6 +199,8 @@ def _config(s: _Settings) -> tuple[str, dict[str, Any], float]:
         name = "MistralConfig" if s.architecture == "llama" and values["sliding_window"] else name
     if s.architecture == "phi3":
         rope["partial_rotary_factor"] = turned / width
+        if (trained := s.optional("rope.scaling.original_context_length")) is not None:
+            values["original_max_position_embeddings"] = trained
     if s.architecture == "gemma3":
         window = s.optional("attention.sliding_window")
         every = s.size("attention.sliding_window_pattern", LOCAL_LAYERS)
@@ -208,21 +212,34 @@ def _config(s: _Settings) -> tuple[str, dict[str, Any], float]:
         theta = s.number("rope.freq_base_swa", LOCAL_THETA)
         rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
     values["rope_parameters"] = rope
-    factor = _scaling(s, rope)
+    factor = _scaling(s, rope, factors)
     s.done()
     return name, values, factor
 
 
-def _scaling(s: _Settings, rope: dict[str, Any]) -> float:
-    """Positions beyond those of the training: yarn is transformers' own, of a linear scaling the factor is returned."""
+def _scaling(s: _Settings, rope: dict[str, Any], factors: dict[str, list[float]]) -> float:
+    """Positions beyond those of the training: yarn and longrope (whose factors are tensors) are transformers' own, of a
+    linear scaling the factor is returned."""
     kind = s.optional("rope.scaling.type", "linear")  # a factor alone means that
     factor = s.optional("rope.scaling.factor") or s.optional("rope.scale_linear") or 1.0
     trained = s.optional("rope.scaling.original_context_length")  # Phi's files have it without a scaling
+    if factors:  # longrope, which files do not name
+        if len(factors) < len(FACTORS) or trained is None:
+            needed = f"{', '.join(FACTORS.values())} and {s.architecture}.rope.scaling.original_context_length"
+            fail("load", s.path.name, "has not all that its rope is scaled by", f"Needed: {needed}")
+        rope |= {
+            "rope_type": "longrope",
+            **factors,
+            "original_max_position_embeddings": trained,
+            "factor": s.size("context_length") / trained,
+            "attention_factor": float(s.number("rope.scaling.attn_factor", 1.0)),
+        }
+        return 1.0
     if kind is None or kind == "linear":
         return float(factor) if kind else 1.0
     if kind != "yarn" or s.architecture in ("gemma3", "phi3") or trained is None:
         fail("load", s.path.name, f"its rope is scaled by {kind!r}, which is not known for {s.architecture}",
-             "Known: linear, yarn")  # fmt: skip
+             "Known: linear, yarn; longrope with its factors")  # fmt: skip
     rope |= {
         "rope_type": "yarn",
         "factor": float(factor),
@@ -301,7 +318,7 @@ def _reader(path: Path) -> tuple[Any, Any]:
     try:
         reader = package.GGUFReader(path, "c")  # private pages: torch has no read-only tensors
     except Exception as e:  # the package raises many kinds for a file that is cut short or not its own
-        fail("load", str(path), f"cannot be read as GGUF ({type(e).__name__}: {_short(e)})", cause=e)
+        fail("load", str(path), f"cannot be read as GGUF ({type(e).__name__}: {sentence_of(e)})", cause=e)
     if reader.byte_order != "I":
         fail("load", str(path), "was written for processors of another byte order")
     return reader, package
@@ -310,10 +327,6 @@ def _reader(path: Path) -> tuple[Any, Any]:
 def _architecture(package: Any, name: str) -> Any:
     known = {v: k for k, v in package.MODEL_ARCH_NAMES.items()}
     return known["llama" if name == "mistral" else name]
-
-
-def _short(e: Exception) -> str:
-    return " ".join(str(e).split())[:200]
 
 
 __all__ = ["Checkpoint", "field", "mend_tokenizer", "read"]

@@ -20,13 +20,14 @@ from torch.export import Dim, export
 
 from . import _native
 from .contract import dtype_name
-from .errors import KeepdimError, fail, optional
+from .errors import KeepdimError, fail, optional, told
 from .mapped import Source
 from .module import Module, load
 from .quant import Quantised, fits, new_state, quantise
 from .reading import read
 from .signature import Signature, Transport
 from .torch_ops import cached_attention
+from .turns import in_turn
 
 if TYPE_CHECKING:  # exporting needs all of exir; running a file does not
     from .capture import Captured
@@ -119,6 +120,7 @@ def _integers(values: Any, subject: str, remedy: str) -> torch.Tensor:
     return given.to(torch.int64).reshape(-1)
 
 
+@in_turn
 def lower_llm(
     model: torch.nn.Module,
     max_context: int = 2048,
@@ -136,11 +138,12 @@ def lower_llm(
     layers and embeddings: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, f16 or bf16; None leaves them as they are.
     `weights` are ready ones, by the name of the parameter, whose own data is then not read. Those that lie in the file
     `mapped` stay there, and loading maps them from it. `text` stands in the file beside the model: its tokenizer, as
-    `keepdim.generate` writes it.
+    `keepdim.generate` writes it. `engine` as in `keepdim.lower`.
     """
-    from .lowering import lower_whole
+    from .lowering import engine_named, lower_whole
     from .ops import Unsupported
 
+    engine_named(engine)
     wrapped = _wrapped(model, max_context, cache)
     captured = _exported(wrapped)
     stored, notes = _quantised(wrapped, quant) if quant else ({}, [])
@@ -149,11 +152,11 @@ def lower_llm(
     try:
         path = Path(folder) / "model.pte"
         try:
-            lower_whole(captured, path, engine, stored, {TEXT_METHOD: text}, mapped)
+            made = lower_whole(captured, path, engine, stored, {TEXT_METHOD: text}, mapped)
         except Unsupported as e:
             fail("lower", type(model).__name__, f"does not go into one delegate ({e})", cause=e)
         lowered = LanguageModel.load(path, mapped.path if mapped is not None else None)
-        lowered.notes = notes
+        lowered.notes, lowered.module.report = notes, made.report
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -211,7 +214,7 @@ def _exported(wrapped: _Decoder) -> Captured:
     except KeepdimError:
         raise
     except Exception as e:  # transformers and torch raise many kinds
-        why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        why = told(e)
         fail("lower", type(wrapped.model).__name__, f"cannot be exported ({why})", cause=e)
     return Captured(ep, _signature(ep), _names(ep))
 

@@ -28,14 +28,16 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from . import kernels, loops, pte, whole
+from . import _native, kernels, loops, owned, pte, whole
 from .capture import Captured, needs_upper_bound
-from .errors import KeepdimError, fail
+from .contract import BLOCKS
+from .errors import KeepdimError, fail, told
 from .foreign import BranchPartitioner, Watched, watched_backends
 from .mapped import Source
-from .nodes import Symbols, computing, overload
+from .nodes import Symbols, computing, module_path, overload
 from .ops import ROWS, Unsupported
-from .partition import GgmlPartitioner, KeepdimGgml, keep_open, restore_ranges
+from .outline import OUTLINE_METHOD, outline
+from .partition import EnginePartitioner, GgmlPartitioner, MLXPartitioner, keep_open, restore_ranges
 from .passes import nothing
 from .program import Program
 from .quant import Quantised
@@ -47,7 +49,7 @@ from .tracing import symbolic_sizes
 log = logging.getLogger("keepdim")
 # ExecuTorch runs these on sizes, but its check of the Edge dialect lists neither them nor rows beyond Core ATen.
 SIZE_FUNCTIONS = (torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite)
-ENGINES: dict[str, type[GgmlPartitioner]] = {"ggml": GgmlPartitioner}
+ENGINES: dict[str, type[EnginePartitioner]] = {p.engine: p for p in (GgmlPartitioner, MLXPartitioner)}
 
 
 @dataclass
@@ -106,22 +108,24 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
             except (Unsupported, KeepdimError) as e:
                 _refuse_own_ops(captured.program, e)
                 log.debug("not in one piece: %s", e)
-        partitioner = [_engine(engine)(captured.names, elsewhere)]
+        partitioner = [engine_named(engine)(captured.names, elsewhere)]
     partitioner = [*(BranchPartitioner(p, mark) for mark, p in elsewhere.items()), *partitioner]
     ranges = dict(captured.program.range_constraints)
     env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
     own, symbols = read(captured.program, captured.names)
     _refuse_unbounded(captured.program, Symbols(symbols, env))
     loops.refuse(graph_modules(captured.program.graph_module), Symbols(symbols, env))
-    watched = [p if isinstance(p, GgmlPartitioner) else Watched(p, env, own, symbols) for p in partitioner]
+    watched = [p if isinstance(p, EnginePartitioner) else Watched(p, env, own, symbols) for p in partitioner]
     with open_sizes(env):
         edge = _to_edge(captured.program, watched)
         program = edge.exported_program()
+        owned.release(program)
         signature = captured.signature._replace(mutated=_mutated(program))
         restore_ranges(program, ranges)
         kernels.refuse_missing(graph_modules(program.graph_module))
         report = report_on(program, partitioner, captured.notes)
-        _write(edge, path, {CONTRACT_METHOD: signature.to_json()})
+        text = outline(program, Symbols(symbols, env), report.remaining).to_json()
+        _write(edge, path, {CONTRACT_METHOD: signature.to_json(), OUTLINE_METHOD: text})
     return Artifact(path, program, report)
 
 
@@ -140,16 +144,30 @@ def lower_whole(
     """
     ep, signature = captured.program, captured.signature
     stays = mapped.holds if mapped is not None else nothing
-    lowered = whole.take(ep, read(ep, captured.names)[1], _engine(engine).engine, weights, stays)
+    backend = engine_named(engine).backend.__name__
+    lowered = whole.take(ep, read(ep, captured.names)[1], engine, weights, stays)
     if mapped is not None:
         signature = signature._replace(mapped=(table := mapped.table(lowered.weights)))
         lowered = lowered._replace(weights={k: w for k, w in lowered.weights.items() if k not in table.spans})
-    program = whole.method_of(lowered)
+    program = whole.method_of(lowered, backend)
     with open_sizes(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
         edge = EdgeProgramManager(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
         _write(edge, path, {CONTRACT_METHOD: signature.to_json(), **(methods or {})})
     counts = Counter(computing(ep.graph.nodes))
-    return Artifact(path, ep, Report([KeepdimGgml.__name__], dict(counts), notes=list(captured.notes)))
+    for note in (widened := _widened(engine, lowered.program)):
+        log.info(note)
+    notes = [*captured.notes, *widened]
+    return Artifact(path, ep, Report([backend], dict(counts), notes=notes))
+
+
+def _widened(engine: str, program: Program) -> list[str]:
+    """A line for each dtype of weights that the engine computes with in f32."""
+    kinds = Counter(v.dtype for v in program.values if v.kind == "const" and v.dtype in BLOCKS)
+    return [
+        f"{n} weights in {dtype} are widened to f32 when they are loaded: {engine} has no {dtype}"
+        for dtype, n in kinds.items()
+        if _native.widens(engine, dtype)
+    ]
 
 
 def _refuse_own_ops(program: ExportedProgram, why: Exception) -> None:
@@ -159,9 +177,11 @@ def _refuse_own_ops(program: ExportedProgram, why: Exception) -> None:
             fail("lower", str(n.target), f"needs the model in one delegate, which is not possible ({why})", cause=why)
 
 
-def _engine(name: str) -> type[GgmlPartitioner]:
+def engine_named(name: str) -> type[EnginePartitioner]:
+    """The partitioner of an engine, which is there."""
     if name not in ENGINES:
-        fail("lower", f"engine {name!r}", f"is not known (there are: {', '.join(ENGINES)})")
+        fail("lower", f"engine {name!r}", f"is not known (there are: {', '.join(ENGINES)})", "Name one of these")
+    ENGINES[name].load()
     return ENGINES[name]
 
 
@@ -190,11 +210,12 @@ def open_sizes(env: Any) -> Iterator[None]:
 
 def _to_edge(program: ExportedProgram, partitioner: list[Partitioner]) -> Any:
     graphs = list(graph_modules(program.graph_module))
+    marking = [owned.Marking(p, program.state_dict) for p in partitioner[:1]]
     with watched_backends(partitioner), kernels.as_kernels_write():
         try:
             return to_edge_transform_and_lower(
                 program,
-                partitioner=partitioner,
+                partitioner=[*marking, *partitioner[1:]],
                 compile_config=EdgeCompileConfig(
                     _core_aten_ops_exception_list=[*SIZE_FUNCTIONS, *ROWS, *kernels.outside_core(graphs)]
                 ),
@@ -204,12 +225,7 @@ def _to_edge(program: ExportedProgram, partitioner: list[Partitioner]) -> Any:
         except Exception as e:  # ExecuTorch raises many kinds; the reader needs one
             kernels.of_no_kernel(e)
             _of_data(e)
-            fail(
-                "lower",
-                "ExecuTorch",
-                f"cannot lower this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}",
-                cause=e,
-            )
+            fail("lower", "ExecuTorch", f"cannot lower this program: {told(e)}", cause=e)
 
 
 def _of_data(e: Exception) -> None:
@@ -250,12 +266,7 @@ def _to_executorch(edge: Any) -> Any:
     except KeepdimError:
         raise
     except Exception as e:  # as above
-        fail(
-            "lower",
-            "ExecuTorch",
-            f"cannot emit this program: {type(e).__name__}: {' '.join(str(e).split())[:400]}",
-            cause=e,
-        )
+        fail("lower", "ExecuTorch", f"cannot emit this program: {told(e)}", cause=e)
 
 
 def _check_emitted(emitted: Any) -> None:
@@ -285,7 +296,7 @@ def report_on(program: ExportedProgram, partitioner: Sequence[Partitioner], note
     report = Report(notes=list(notes))
     reasons: dict[str, str] = {}
     for p in partitioner:
-        if isinstance(p, GgmlPartitioner):
+        if isinstance(p, EnginePartitioner):
             report.delegated.update(p.delegated)
             reasons.update(p.reasons)
     for gm in graph_modules(program.graph_module):
@@ -298,6 +309,5 @@ def report_on(program: ExportedProgram, partitioner: Sequence[Partitioner], note
                 isinstance(v, torch.Tensor) for v in pytree.tree_leaves(n.meta.get("val"))
             ):
                 report.remaining[n.name] = reasons.get(n.name, "not taken by the partitioner")
-                paths = [path for path, _ in n.meta.get("nn_module_stack", {}).values()]
-                report.modules[n.name] = paths[-1] if paths else ""
+                report.modules[n.name] = module_path(n)
     return report

@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 from . import _native, pte, splits
 from .errors import KeepdimError, fail
 from .signature import CONTRACT_METHOD, Signature
+from .turns import in_turn
 
 if TYPE_CHECKING:  # exporting needs all of exir; running a file does not
     from executorch.exir.backend.partitioner import Partitioner
@@ -78,11 +79,16 @@ class Module:
         outs = self.run_flat(flat)
         return outs[0] if self._plain_result else pytree.tree_unflatten(outs, self.signature.out_spec)
 
-    def run_flat(self, flat: Sequence[Any]) -> list[Any]:
-        """One call on the contract's inputs in order; its outputs in order."""
+    def run_flat(self, flat: Sequence[Any], events: list[Any] | None = None) -> list[Any]:
+        """One call on the contract's inputs in order; its outputs in order. `events` gets what took time in it."""
         try:
             inputs = self._inputs(flat)
-            outs = self._method(self.signature.pack(flat) if self._special else inputs)
+            packed = self.signature.pack(flat) if self._special else inputs
+            if events is None:
+                outs = self._method(packed)
+            else:
+                outs, found = self._method.profile(packed)
+                events += found
             if self._by_data:
                 self._check_results(flat, outs[len(self.signature.mutated) :])
         except _native.Error as e:
@@ -122,6 +128,7 @@ class Module:
         return f"keepdim.Module({str(self.path)!r})\n{self.contract}"
 
 
+@in_turn
 def lower(
     model: torch.nn.Module | ExportedProgram,
     args: Sequence[Any] = (),
@@ -131,7 +138,8 @@ def lower(
     engine: str = "ggml",
     partitioner: Partitioner | Sequence[Partitioner] | None = None,
 ) -> Module:
-    """Lower a model once, for every shape its contract allows.
+    """Lower a model once, for every shape its contract allows, in delegates of an engine ("ggml", or "mlx" where it is
+    installed); `partitioner` names others instead.
 
     >>> import torch, keepdim
     >>> from torch.export import Dim
@@ -147,9 +155,11 @@ def lower(
     from executorch.exir.backend.partitioner import Partitioner
 
     from .capture import capture
-    from .lowering import lower_method
+    from .lowering import engine_named, lower_method
 
     parts = [partitioner] if isinstance(partitioner, Partitioner) else partitioner
+    if parts is None:
+        engine_named(engine)
     folder = tempfile.mkdtemp(prefix="keepdim-")
     try:
         with warnings.catch_warnings():

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch.fx import Node as FxNode
 
 from .dims import Dim
+from .ranges import mark_of
 from .reading import finite
 
 ASSERT = torch.ops.aten._assert_tensor_metadata.default  # of what tracing has seen
@@ -51,6 +52,17 @@ def overload(node: FxNode) -> OpOverload | None:
 def is_size(node: FxNode) -> bool:
     """Whether a node is a symbolic integer or truth: part of shapes, not of the computation."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, int, bool))
+
+
+def module_path(node: FxNode, around: str = "") -> str:
+    """Where in the model a node was traced: `encoder.layer.0.attention`, behind it the implementation of a dispatch.
+
+    Inside a branch that says nothing it is `around`.
+    """
+    paths = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+    mark = None if node.target is COND else mark_of(node)  # a choice belongs to none of what it chooses from
+    parts = [(paths[-1] if paths else "") or around, ":".join(mark or ())]
+    return "".join(".".join(p for p in parts if p).split())
 
 
 def with_branches(nodes: Iterable[FxNode]) -> Iterator[FxNode]:
@@ -107,6 +119,7 @@ __all__ = [
     "constants_of",
     "getitem",
     "is_size",
+    "module_path",
     "overload",
     "with_branches",
 ]

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from . import frontend, ops
+from . import _native, frontend, ops, owned
 from .contract import Contract
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail
@@ -63,12 +63,26 @@ class KeepdimGgml(BackendDetails):
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """Program as JSON, weights as named data."""
-        spec = next(s for s in compile_specs if s.key == "symbols")
-        try:
-            lowered = frontend.lower_program(edge_program, decode_symbols(spec.value), GgmlPartitioner.engine)
-        except ops.Unsupported as e:
-            fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
-        return PreprocessResult(lowered.program.to_json(), data_store_output=named_data(lowered))
+        return _preprocess(edge_program, compile_specs, GgmlPartitioner.engine)
+
+
+class KeepdimMlx(BackendDetails):
+    """The same for the MLX engine. ExecuTorch finds direct subclasses only."""
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Program as JSON, weights as named data."""
+        return _preprocess(edge_program, compile_specs, MLXPartitioner.engine)
+
+
+def _preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec], engine: str) -> PreprocessResult:
+    spec = next(s for s in compile_specs if s.key == "symbols")
+    owned.own(edge_program)
+    try:
+        lowered = frontend.lower_program(edge_program, decode_symbols(spec.value), engine)
+    except ops.Unsupported as e:
+        fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
+    return PreprocessResult(lowered.program.to_json(), data_store_output=named_data(lowered))
 
 
 def named_data(lowered: Lowered) -> NamedDataStoreOutput:
@@ -98,24 +112,15 @@ def decode_symbols(data: bytes) -> dict[str, Dim]:
     return {e.torch_name: Dim.symbol(e.name, e.lo, e.hi) for e in entries}
 
 
-class GgmlPartitioner(Partitioner):
-    """Takes every node that the ggml engine runs, at any shape the contract allows.
+class EnginePartitioner(Partitioner):
+    """Takes every node that its engine runs, at any shape the contract allows."""
 
-    Works in the stock flow too:
-
-    >>> import torch, keepdim
-    >>> from torch.export import Dim, export
-    >>> from executorch.exir import to_edge_transform_and_lower
-    >>> ep = export(torch.nn.Linear(4, 2), (torch.randn(3, 4),), dynamic_shapes=({0: Dim("n", min=1, max=8)},))
-    >>> edge = to_edge_transform_and_lower(ep, partitioner=[keepdim.GgmlPartitioner()])
-    >>> [str(r) for r in edge.exported_program().range_constraints.values()]
-    ['VR[1, 8]']
-    """
-
-    engine = "ggml"
+    engine: str
+    backend: type[BackendDetails]
 
     def __init__(self, names: dict[str, str] | None = None, elsewhere: Collection[Mark] = ()):
         super().__init__()
+        self.load()
         self.names = names or {}
         self.elsewhere = elsewhere  # implementations that another partitioner lowers
         self.contract: Contract | None = None
@@ -125,6 +130,14 @@ class GgmlPartitioner(Partitioner):
         self.delegated: Counter[str] = Counter()
         self.partitions = 0
         self._whole: list[Any] | None = None
+
+    @classmethod
+    def load(cls) -> None:
+        """The engine's library, where it has one of its own; refused in a sentence where that is not there."""
+        try:
+            _native.load_engine(cls.engine)
+        except _native.Error as e:
+            raise KeepdimError(str(e)) from e
 
     # -- hooks of ExecuTorch, in the order they are called
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
@@ -158,7 +171,7 @@ class GgmlPartitioner(Partitioner):
         symbols = self._symbols_of(ep.graph_module)
         settle(ep, self.contract, symbols)
         refuse_wide_values(ep, symbols)
-        spec = DelegationSpec(KeepdimGgml.__name__, [CompileSpec("symbols", encode_symbols(self.symbols))])
+        spec = DelegationSpec(self.backend.__name__, [CompileSpec("symbols", encode_symbols(self.symbols))])
         tags: dict[str, DelegationSpec] = {}
         top = True
         for gm in _not_taken(ep.graph_module):
@@ -182,7 +195,7 @@ class GgmlPartitioner(Partitioner):
         symbols = self._symbols_of(ep.graph_module)
         support = _Support(symbols, self.engine, self.reasons, self.elsewhere)
         proposals = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True).propose_partitions()
-        constants = constants_of(ep) if top else {}
+        constants = constants_of(ep) if top else owned.weights(gm)
         mutated = set(ep.graph_signature.buffers_to_mutate.values())
         names = ep.graph_signature.inputs_to_buffers
         constants = {n: t for n, t in constants.items() if names.get(n.name) not in mutated}
@@ -197,6 +210,29 @@ class GgmlPartitioner(Partitioner):
                 yield nodes
             else:
                 self.reasons.update({n.name: fault for n in nodes if not is_size(n)})
+
+
+class GgmlPartitioner(EnginePartitioner):
+    """Takes every node that the ggml engine runs, at any shape the contract allows.
+
+    Works in the stock flow too:
+
+    >>> import torch, keepdim
+    >>> from torch.export import Dim, export
+    >>> from executorch.exir import to_edge_transform_and_lower
+    >>> ep = export(torch.nn.Linear(4, 2), (torch.randn(3, 4),), dynamic_shapes=({0: Dim("n", min=1, max=8)},))
+    >>> edge = to_edge_transform_and_lower(ep, partitioner=[keepdim.GgmlPartitioner()])
+    >>> [str(r) for r in edge.exported_program().range_constraints.values()]
+    ['VR[1, 8]']
+    """
+
+    engine, backend = "ggml", KeepdimGgml
+
+
+class MLXPartitioner(EnginePartitioner):
+    """The same for the MLX engine: Metal on Apple silicon, the CPU elsewhere."""
+
+    engine, backend = "mlx", KeepdimMlx
 
 
 class _Support(OperatorSupportBase):

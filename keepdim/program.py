@@ -59,6 +59,13 @@ class Pass(msgspec.Struct, frozen=True):
     after: int
 
 
+class Part(msgspec.Struct, frozen=True):
+    """A module of the model, by its path, and the names of the values that were made in it."""
+
+    path: str
+    values: tuple[str, ...]
+
+
 class Program(msgspec.Struct, frozen=True):
     """A contract, and the nodes that compute its outputs from its inputs."""
 
@@ -67,6 +74,7 @@ class Program(msgspec.Struct, frozen=True):
     nodes: tuple[Node, ...]
     results: tuple[int, ...]  # one per output; NONE where the output is an integer
     passes: tuple[Pass, ...] = ()  # what was done to it, in order; for people, no engine reads it
+    modules: tuple[Part, ...] = ()  # where in the model it comes from; likewise
 
     # -- reading
     def value(self, i: int) -> Value:
@@ -92,6 +100,7 @@ class Program(msgspec.Struct, frozen=True):
                 "nodes": list(map(_plain, self.nodes)),
                 "results": self.results,
                 "passes": self.passes,
+                "modules": self.modules,
             },
             enc_hook=table.id,
         )
@@ -104,10 +113,10 @@ class Program(msgspec.Struct, frozen=True):
         contract, dims = Contract.from_wire(raw["contract"])
         if not all(isinstance(raw.get(k), list) for k in ("values", "nodes", "results")):
             fail("verify", "program", "lacks values, nodes or results")
-        head = {"values": raw["values"], "results": raw["results"], "passes": raw.get("passes", [])}
+        head = {k: raw.get(k, []) for k in ("values", "results", "passes", "modules")}
         body = convert(head, _Body, dims)
         nodes = tuple(_read_node(n, dims) for n in raw["nodes"])
-        program = verify(Program(contract, body.values, nodes, body.results, body.passes))
+        program = verify(Program(contract, body.values, nodes, body.results, body.passes, body.modules))
         _verify_rows(raw["contract"], raw["values"], raw["results"])
         return program
 
@@ -120,6 +129,7 @@ class _Body(msgspec.Struct):
     values: tuple[Value, ...]
     results: tuple[int, ...]
     passes: tuple[Pass, ...] = ()
+    modules: tuple[Part, ...] = ()
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -214,6 +224,9 @@ def verify(p: Program) -> Program:
     for s in p.passes:
         if not s.name.isidentifier() or not 0 <= min(s.before, s.after) <= max(s.before, s.after) <= INT64_MAX:
             fail("verify", f"pass {s.name!r}", f"needs a name and two counts ({s.before}, {s.after})")
+    for m in p.modules:
+        if not m.path or m.path.split() != [m.path] or not names.issuperset(m.values):
+            fail("verify", f"module {m.path!r}", "needs a path, and names of values")
     return p
 
 
@@ -366,6 +379,7 @@ def _attr_text(v: Attr) -> str:
 def _lines(p: Program) -> Iterator[str]:
     yield f"keepdim program {VERSION}"
     yield from (f"pass {s.name}: {s.before} -> {s.after} nodes" for s in p.passes)
+    yield from (f"module {m.path}: {', '.join(m.values)}" for m in p.modules)
     c = p.contract
     for s in c.symbols:
         src = s.source

@@ -158,6 +158,16 @@ class Delegate(NamedTuple):
     backend: str
     program: Program | None
     weight_bytes: dict[str, int]
+    hash: str  # of its bytes: what an outline knows it by
+
+
+def program_of(path: Path) -> Any:
+    """ExecuTorch's own part of the file, parsed; of any .pte."""
+    with _Mapped(path) as data:
+        try:
+            return _layout(data).program
+        except Exception as e:  # its reader raises many kinds for bytes that are not its own
+            fail("load", str(path), "is not a .pte, or a damaged one", cause=e)
 
 
 def contract_text(path: Path, method: str = CONTRACT_METHOD) -> str:
@@ -184,4 +194,24 @@ def delegates(path: Path) -> Iterator[Delegate]:
                     blob = bytes(data[offset : offset + n])
                 program = Program.from_json(blob) if d.id.startswith("Keepdim") else None
                 mine = {v.key for v in program.values if v.key} if program else set()
-                yield Delegate(plan.name, d.id, program, {k: n for k, n in sizes.items() if k in mine})
+                yield Delegate(plan.name, d.id, program, {k: n for k, n in sizes.items() if k in mine}, hash_of(blob))
+
+
+def hash_of(processed: bytes) -> str:
+    """What a delegate is known by."""
+    return hashlib.sha256(processed).hexdigest()[:16]
+
+
+def calls(path: Path, method: str = "forward") -> list[str]:
+    """What a method calls outside its delegates: names of ExecuTorch's kernels, in order."""
+    with _Mapped(path) as data:
+        plans = [p for p in _layout(data).program.execution_plan if p.name == method]
+        chain = [(p, i.instr_args) for p in plans for c in p.chains for i in c.instructions]
+        ops = [p.operators[i.op_index] for p, i in chain if type(i).__name__ == "KernelCall"]
+        return [f"{o.name}.{o.overload}" if o.overload else o.name for o in ops]
+
+
+def has_method(path: Path, method: str) -> bool:
+    """Whether the file has it."""
+    with _Mapped(path) as data:
+        return any(plan.name == method for plan in _layout(data).program.execution_plan)

@@ -215,9 +215,9 @@ class _Reader:
 
     def _exprs_of(self, arg: Any) -> list[Any]:
         if isinstance(arg, TensorArgument):
-            return [_expr(d) for d in self.nodes[arg.name].meta["val"].shape]
+            return [expr_of(d) for d in self.nodes[arg.name].meta["val"].shape]
         if isinstance(arg, SymIntArgument):
-            return [_expr(self.nodes[arg.name].meta["val"])]
+            return [expr_of(self.nodes[arg.name].meta["val"])]
         if isinstance(arg, ConstantArgument) and isinstance(arg.value, int) and not isinstance(arg.value, bool):
             return [sympy.Integer(arg.value)]
         return []
@@ -226,7 +226,7 @@ class _Reader:
         """torch's symbol name → Dim with the user's name and the declared range."""
         free: set[sympy.Symbol] = set().union(*(e.free_symbols for es in self.exprs for e in es), set())
         bare = {e for es in self.exprs for e in es if e.is_Symbol}
-        unbacked = {e for node in self._items() for e in _expr(node.meta["val"]).free_symbols}
+        unbacked = {e for node in self._items() for e in expr_of(node.meta["val"]).free_symbols}
         made = self._shown_by_outputs() - free - unbacked
         self.data = {str(s) for s in made}
         self._refuse_undecided()
@@ -442,7 +442,8 @@ def _by_data(n: torch.fx.Node) -> bool:
     return any(str(s).startswith("u") for d in sizes if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols)
 
 
-def _expr(value: Any) -> Any:
+def expr_of(value: Any) -> Any:
+    """The sympy expression of a size."""
     return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
 
 

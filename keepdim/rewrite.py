@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+import sympy
 import torch
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
@@ -36,6 +37,7 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
         _map_as_scan(gm)
         _join_one_dtype(gm)
         _wide_numbers(gm)
+        _whole_ends(gm)
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     if env is not None:
         with env.suppress_guards():
@@ -49,17 +51,21 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
 
 def strip_asserts(ep: ExportedProgram) -> None:
     """Asserts over sizes of inputs are constraints of the contract now, and some have no form in Edge dialect;
-    those over data stay, because later stages read ranges from them."""
-    for n in reversed(ep.graph.nodes):
-        if n.op != "call_function" or n.users:
-            continue
-        if str(n.target) == "aten._assert_scalar.default":
-            expr = getattr(getattr(n.args[0], "meta", {}).get("val"), "node", None)
-            if expr is not None and any(str(s).startswith("u") for s in expr.expr.free_symbols):
+    those over data stay, because later stages read ranges from them. In a branch torch asserts that sizes are not 0 or
+    1 wherever it asks for a layout: those go too, and trials have shown that the branch is right there."""
+    for gm in graph_modules(ep.graph_module):
+        for n in reversed(gm.graph.nodes):
+            if n.op != "call_function" or n.users:
                 continue
-            ep.graph.erase_node(n)
-        elif isinstance(n.meta.get("val"), (torch.SymBool, torch.SymInt)) and not n.is_impure():
-            ep.graph.erase_node(n)
+            if str(n.target) == "aten._assert_scalar.default":
+                val = getattr(getattr(n.args[0], "meta", {}).get("val"), "node", None)
+                expr = sympy.true if val is None else val.expr
+                of_data = any(str(s).startswith("u") for s in expr.free_symbols)
+                apart = isinstance(expr, sympy.Ne) and expr.args[1] in (0, 1)
+                if not of_data and (gm is ep.graph_module or apart):
+                    gm.graph.erase_node(n)
+            elif isinstance(n.meta.get("val"), (torch.SymBool, torch.SymInt)) and not n.is_impure():
+                gm.graph.erase_node(n)
 
 
 def _map_as_scan(gm: GraphModule) -> None:
@@ -102,6 +108,22 @@ def _wide_numbers(gm: GraphModule) -> None:
                 number = gm.graph.call_function(aten.scalar_tensor.default, (given,), {"dtype": torch.float64})
                 number.meta["val"] = aten.scalar_tensor.default(given, dtype=torch.float64)
             n.update_arg(i, number)
+
+
+def _whole_ends(gm: GraphModule) -> None:
+    """Eager cuts both ends of a linspace of integers to whole numbers first, its decomposition does not."""
+    for n in list(gm.graph.nodes):
+        if getattr(n.target, "overloadpacket", None) is not aten.linspace or n.meta["val"].dtype.is_floating_point:
+            continue
+        dtype = n.meta["val"].dtype
+        for i, end in enumerate(n.args[:2]):
+            if isinstance(end, float):
+                n.update_arg(i, math.trunc(end))
+            elif isinstance(end, FxNode) and isinstance(end.meta["val"], torch.Tensor):
+                with gm.graph.inserting_before(n):
+                    cut = gm.graph.call_function(aten._to_copy.default, (end,), {"dtype": dtype})
+                cut.meta = {**n.meta, "val": end.meta["val"].to(dtype)}
+                n.update_arg(i, cut)
 
 
 def contiguous_layers(gm: GraphModule) -> None:

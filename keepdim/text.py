@@ -11,7 +11,7 @@ from typing import Any
 from .contract import VERSION, Constraint, Contract, Source, Spec, Symbol
 from .dims import CMPS, MAKE, Dim, floordiv, mod
 from .errors import fail
-from .program import NONE, Attr, Node, Pass, Program, Region, Value, verify
+from .program import NONE, Attr, Node, Part, Pass, Program, Region, Value, verify
 
 
 def parse_program(text: str) -> Program:
@@ -98,6 +98,10 @@ class _Reader:
         while (line := self._take("pass ")) is not None:
             name, before, after = self._match(r"pass (\w+): (\d+) -> (\d+) nodes", line)
             passes.append(Pass(name, int(before), int(after)))
+        modules = []
+        while (line := self._take("module ")) is not None:
+            path, names = self._match(r"module (\S+): (.*)", line)
+            modules.append(Part(path, tuple(_split(names, ","))))
         raw_symbols = []
         while (line := self._take("symbol ")) is not None:
             s = self._match(
@@ -126,7 +130,7 @@ class _Reader:
         nodes = self._nodes()
         outputs, results = self._outputs()
         contract = Contract(tuple(self.symbols), tuple(self.inputs), tuple(constraints), tuple(outputs))
-        return Program(contract, tuple(self.values), nodes, tuple(results), tuple(passes))
+        return Program(contract, tuple(self.values), nodes, tuple(results), tuple(passes), tuple(modules))
 
     def _value(self, v: Value) -> int:
         self.ids[v.name] = len(self.inputs) + len(self.values)

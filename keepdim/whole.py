@@ -21,7 +21,7 @@ from . import frontend
 from .contract import DTYPE_OF, Contract
 from .dims import Dim
 from .ops import Unsupported
-from .partition import KeepdimGgml, named_data
+from .partition import named_data
 from .passes import Lowered, Stays, nothing
 from .quant import Quantised
 
@@ -89,7 +89,7 @@ class _Caller(torch.nn.Module):
         return executorch_call_delegate(self.delegate, *inputs)
 
 
-def method_of(lowered: Lowered) -> ExportedProgram:
+def method_of(lowered: Lowered, backend: str) -> ExportedProgram:
     """A program that calls this one as a delegate, ready to be emitted.
 
     Every size that may change is one of its own there: the delegate checks how they hang together.
@@ -113,5 +113,5 @@ def method_of(lowered: Lowered) -> ExportedProgram:
 
     store = named_data(lowered)
     shape_of = exported(_StandIn(contract))
-    delegate = LoweredBackendModule(shape_of, KeepdimGgml.__name__, lowered.program.to_json(), [], store)
+    delegate = LoweredBackendModule(shape_of, backend, lowered.program.to_json(), [], store)
     return exported(_Caller(delegate))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ..contract import BLOCKS
 from ..dims import Dim
 from ..ops import Shape
-from ..program import NONE, Node, Program, Region, Spec, Value, walk
+from ..program import NONE, Node, Part, Program, Region, Spec, Value, walk
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 FULL = ("f32", "f64")  # half precision rounds between its ops, and overflows there: one op would give other numbers
@@ -200,7 +200,11 @@ def drop_dead(p: Program, takes: Takes = anything) -> Program:
             new[i] = first + len(values)
             values.append(v)
     renumbered = tuple(renumber(n, new.__getitem__, outs=True) for n in nodes)
-    return replace(p, values=tuple(values), nodes=renumbered, results=tuple(new[r] for r in p.results))
+    names = {v.name for v in p.contract.inputs} | {v.name for v in values}
+    kept = ((m.path, tuple(n for n in m.values if n in names)) for m in p.modules)
+    modules = tuple(Part(path, left) for path, left in kept if left)
+    results = tuple(new[r] for r in p.results)
+    return replace(p, values=tuple(values), nodes=renumbered, results=results, modules=modules)
 
 
 def renumber(n: Node, new: Callable[[int], int], outs: bool = False) -> Node:

@@ -20,6 +20,7 @@ from ..errors import fail
 Range = tuple[int, int]  # both ends inside
 TAKEN = ("run", "upto", "name", "partitioner", "self")  # words of `impl`, which takes axes as keywords
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
+NAMES = {"sym_min": torch.sym_min, "sym_max": torch.sym_max}  # torch's, which work on symbolic sizes too
 GRAMMAR = "Write tensor.shape[i], whole numbers, + - * // %, min and max; == between places of one size"
 
 
@@ -101,11 +102,14 @@ def _written(e: ast.expr, where: str, text: str, places: list[tuple[str, int]]) 
     if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub):
         return f"(-{_written(e.operand, where, text, places)})"
     if isinstance(e, ast.BinOp) and type(e.op) in SIGNS:
-        left, right = (_written(x, where, text, places) for x in (e.left, e.right))
+        left, known = _written(e.left, where, text, places), len(places)
+        right = _written(e.right, where, text, places)
+        if isinstance(e.op, (ast.FloorDiv, ast.Mod)) and len(places) == known and eval(right, dict(NAMES)) == 0:
+            fail("dispatch", where, f"divides by 0 ({text!r})")
         return f"({left} {SIGNS[type(e.op)]} {right})"
     if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in ("min", "max") and _plain(e):
         first, *more = (_written(a, where, text, places) for a in e.args)
-        for other in more:  # torch's own work on symbolic sizes too
+        for other in more:
             first = f"sym_{e.func.id}({first}, {other})"
         return first
     if isinstance(e, ast.Subscript) and isinstance(e.value, ast.Attribute) and e.value.attr == "shape":
@@ -201,7 +205,7 @@ class Reader:
 
 def _function(name: str, head: str, body: str) -> Callable[..., Any]:
     """Compiled from text that `_written` made: Dynamo traces it like any other."""
-    made = eval(f"lambda {head}: ({body})", {"sym_min": torch.sym_min, "sym_max": torch.sym_max})
+    made = eval(f"lambda {head}: ({body})", dict(NAMES))
     made.__name__ = made.__qualname__ = name  # what Python says of a missing argument
     return made
 

@@ -261,7 +261,7 @@ class Dispatch(torch.nn.Module):
             return None
         try:
             sizes = self._read.numbers(*args, **kwargs)
-        except (AttributeError, IndexError):
+        except (AttributeError, IndexError, ZeroDivisionError):
             return None
         if not sizes:
             return None
@@ -285,6 +285,9 @@ class Dispatch(torch.nn.Module):
         except (AttributeError, IndexError):
             self._read.tensors(*args, **kwargs)  # says which tensor, and why
             raise
+        except ZeroDivisionError as e:
+            shapes = ", ".join(f"{k} {list(x.shape)}" for k, x in self._read.tensors(*args, **kwargs).items())
+            fail("dispatch", self.name, f"an axis divides by 0 at these sizes ({shapes})", cause=e)
         for axis, (n, *others) in zip(self.axes, terms, strict=True):
             for other in others:
                 if isinstance(n, int) and isinstance(other, int) and n != other:

@@ -17,7 +17,7 @@ import torch.fx.experimental._config as fx_config
 import torch.utils._pytree as pytree
 from torch._dynamo.source import ConstantSource
 from torch._prims_common import is_contiguous_or_false
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from ..errors import KeepdimError, fail
+from ..errors import KeepdimError, fail, told
 from .axes import Axis, Reader
 
 Candidate = tuple[str, Callable[..., Any]]
@@ -211,7 +211,7 @@ def _run(subject: str, name: str, run: Callable[..., Any], args: Any, kwargs: An
     except KeepdimError:
         raise
     except Exception as e:  # whatever the function itself or an op inside it raises
-        why = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        why = told(e)
         fail("dispatch", f"{subject}, implementation {name!r}", f"does not run on symbolic sizes ({why})", cause=e)
     finally:
         _trying = outer
@@ -234,7 +234,7 @@ def _fresh(values: list[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[
     seen = {x.untyped_storage()._cdata for x in others}
     out = []
     for v in values:
-        own = v._base is None and v.untyped_storage()._cdata not in seen
+        own = isinstance(v, FakeTensor) and v._base is None and v.untyped_storage()._cdata not in seen
         seen.add(v.untyped_storage()._cdata)
         out.append(own and is_contiguous_or_false(v))
     return tuple(out)
@@ -276,10 +276,8 @@ def _check_guard(subject: str, name: str, axes: Sequence[Axis], sizes: Sequence[
     """A guard over the axes has to hold over the whole domain, or the program's range is no longer what it says."""
     free = guard.expr.free_symbols
     mine = set().union(*(e.free_symbols for e in sizes))
-    at: Any = getattr(guard.sloc, "framework_loc", None)
-    by_torch = hasattr(at, "filename") and at.filename.startswith(TORCH)
-    apart = isinstance(guard.expr, sympy.Ne) and guard.expr.args[1] in (0, 1)  # sizes that torch treats apart
-    if not free or not free <= mine or (by_torch and apart):
+    at, by_torch = _asked(guard)
+    if not free or not free <= mine or _apart(guard):
         return
     for point in points:
         if all(point[s] > 1 for s in free) and guard.expr.xreplace(point) == sympy.false:
@@ -290,6 +288,17 @@ def _check_guard(subject: str, name: str, axes: Sequence[Axis], sizes: Sequence[
             fail("dispatch", f"{subject}, implementation {name!r}",
                  f"{verb} {shown}{place}, which does not hold at {_sizes_at(axes, sizes, env, point)}",
                  "Make two implementations of it, or use torch.cond")  # fmt: skip
+
+
+def _asked(guard: Any) -> tuple[Any, bool]:
+    """Where a guard was asked for, and whether torch did."""
+    at: Any = getattr(guard.sloc, "framework_loc", None)
+    return at, hasattr(at, "filename") and at.filename.startswith(TORCH)
+
+
+def _apart(guard: Any) -> bool:
+    """Whether torch only tells a size from 0 or 1, which it treats apart."""
+    return isinstance(guard.expr, sympy.Ne) and guard.expr.args[1] in (0, 1) and _asked(guard)[1]
 
 
 def _points(env: ShapeEnv, axes: Sequence[Axis], sizes: Sequence[Any], points: Sequence[tuple[int, ...]]
