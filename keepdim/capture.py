@@ -21,7 +21,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 
 from .contract import Contract, Symbol
 from .dims import Dim, range_text
-from .errors import KeepdimError, fail, sentence
+from .errors import KeepdimError, fail, sentence, told
 from .propagate import disagreement
 from .ranges import Dispatch, recording
 from .reading import contract_of, read, unchecked
@@ -43,6 +43,12 @@ class Captured:
     notes: list[str] = field(default_factory=list)
     dispatches: list[Dispatch] = field(default_factory=list)  # that were traced
 
+    @property
+    def travelling(self) -> dict[str, Dim]:
+        """The name of an integer's shifted form in `program` → what it is in the user's."""
+        pairs = zip(self.signature.contract.inputs, self.signature.transports, strict=True)
+        return {_shifted(s.name, t.offset): s.dims[0] - t.offset for s, t in pairs if t.kind == "size"}
+
 
 def capture(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
@@ -55,7 +61,7 @@ def capture(
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     leaves = _distinct(leaves, model)
     given: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, in_spec)
-    specs = _specs(model, *given, dynamic_shapes)
+    specs = specs_of(model, *given, dynamic_shapes)
     refusals: list[KeepdimError] = []
     for lenient in (False, True):  # a second round lets pass that eager itself fails on inputs that were made up
         for mode in MODES:
@@ -66,6 +72,7 @@ def capture(
                 refusals.append(e)
                 continue
             found.notes += [str(e) for e in refusals if isinstance(e, WrongNumbers)]
+            found.notes += _in_training(model)
             found.dispatches = dispatches
             found.signature = found.signature._replace(tables=[d.table for d in dispatches])
             return found
@@ -73,6 +80,13 @@ def capture(
             break
     # A program that is wrong says more than a way of exporting that is closed.
     raise next((e for e in refusals if isinstance(e, WrongNumbers)), refusals[1])
+
+
+def _in_training(model: torch.nn.Module) -> list[str]:
+    """Layers that do other things in training, and are in it."""
+    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+    named = sorted({type(m).__name__ for m in model.modules() if m.training and isinstance(m, kinds)})
+    return [sentence("capture", ", ".join(named), "is in training mode", "Call model.eval() first")] if named else []
 
 
 def _distinct(leaves: list[Any], model: torch.nn.Module) -> list[Any]:
@@ -112,14 +126,13 @@ def _export(
     except KeepdimError:  # of a dispatch inside the model, which says it itself
         raise
     except Exception as e:  # torch.export raises many kinds; all of them mean that this way is closed
-        first = " ".join(str(e).split())[:300]
-        fail("capture", f"torch.export ({mode.name})", f"refused: {type(e).__name__}: {first}", cause=e)
+        fail("capture", "torch.export", f"refused: {told(e)}", cause=e)
 
 
 def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any,
              leaves: list[Any], in_spec: pytree.TreeSpec, specs: list[Any], lenient: bool) -> Captured:  # fmt: skip
     ep = _export(mode, own(model), args, kwargs, shapes)
-    names = _names(ep, specs)
+    names = names_of(ep, specs)
     contract, symbols = read(ep, names)
     bare = own_program(ep)
     strip_asserts(bare)
@@ -157,7 +170,7 @@ def _from_program(ep: ExportedProgram) -> Captured:
 
 
 # ---------------------------------------------------------------- what the user declared
-def _specs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> list[Any]:
+def specs_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> list[Any]:
     """The dynamic_shapes entry of each flat input, None where nothing was said."""
     paths, _ = pytree.tree_flatten_with_path((args, kwargs))
     if hasattr(shapes, "dynamic_shapes"):  # torch's ShapesCollection
@@ -208,7 +221,7 @@ def _parameters(model: torch.nn.Module) -> list[str]:
     return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
 
 
-def _declared(spec: Any) -> Iterator[tuple[int, Any]]:
+def declared_dims(spec: Any) -> Iterator[tuple[int, Any]]:
     """(dim, Dim or hint) of one tensor's entry."""
     if isinstance(spec, Mapping):
         yield from ((d, s) for d, s in spec.items() if s is not None)
@@ -223,7 +236,7 @@ def _placeholders(ep: ExportedProgram) -> list[Any]:
     return [nodes[a.name].meta.get("val") if a.name in nodes else None for a in user]
 
 
-def _names(ep: ExportedProgram, specs: list[Any]) -> dict[str, str]:
+def names_of(ep: ExportedProgram, specs: list[Any]) -> dict[str, str]:
     """torch's symbol → the name of the user's Dim; an integer input's symbol has the input's name."""
     names: dict[str, str] = {}
     derived: dict[str, str] = {}
@@ -233,7 +246,7 @@ def _names(ep: ExportedProgram, specs: list[Any]) -> dict[str, str]:
             names[str(val.node.expr)] = arg
         if not isinstance(val, torch.Tensor):
             continue
-        for d, dim in _declared(spec):
+        for d, dim in declared_dims(spec):
             size = val.shape[d]
             name = getattr(getattr(dim, "root", dim), "__name__", None)
             if name is None or not isinstance(size, torch.SymInt):
@@ -252,7 +265,7 @@ def _narrowed(ep: ExportedProgram, contract: Contract, specs: list[Any]) -> list
     for i, spec in enumerate(specs):
         dims = contract.inputs[i].dims
         whole = contract.inputs[i].dtype == "int"  # an integer input: its entry is no table of dims
-        for d, dim in [(0, spec)] if whole else _declared(spec):
+        for d, dim in [(0, spec)] if whole else declared_dims(spec):
             lo, hi = getattr(dim, "min", None), getattr(dim, "max", None)
             if d >= len(dims) or isinstance(dim, int):
                 continue
@@ -331,13 +344,17 @@ def _with_ints_as_tensors(
     packed = tuple(t.pack(x) for x, t in zip(leaves, transports, strict=True))
     wrapped = _IntsAsTensors(own(model), in_spec, transports)
     ep = _export(mode, wrapped, packed, {}, (tuple(flat_specs),))
-    names = _names(ep, flat_specs)
+    names = names_of(ep, flat_specs)
     user = [s.arg for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
     for arg, val, spec, t in zip(user, _placeholders(ep), contract.inputs, transports, strict=True):
         if t.kind == "size" and isinstance(arg, TensorArgument) and isinstance(val.shape[0], torch.SymInt):
-            shift = f"_{'minus' if t.offset > 0 else 'plus'}_{abs(t.offset)}" if t.offset else ""
-            names[str(val.shape[0].node.expr)] = spec.name + shift
+            names[str(val.shape[0].node.expr)] = _shifted(spec.name, t.offset)
     return ep, names
+
+
+def _shifted(name: str, offset: int) -> str:
+    """The name of an integer less its offset: the size that it travels as."""
+    return f"{name}_{'minus' if offset > 0 else 'plus'}_{abs(offset)}" if offset else name
 
 
 def needs_upper_bound(contract: Contract) -> Symbol | None:

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from .contract import ASSERTED, RELIED, Constraint, Contract
 from .dims import CMPS, Dim
-from .errors import KeepdimError
+from .errors import KeepdimError, sentence_of
 from .propagate import disagreement_at
 
 BUDGET = 2**22  # elements of all inputs together: larger points are not tried
@@ -55,7 +55,7 @@ def sized(contract: Contract, leaves: Sequence[Any], values: Mapping[str, int]) 
     out = []
     for i, (leaf, spec) in enumerate(zip(leaves, contract.inputs, strict=True)):
         if isinstance(leaf, torch.Tensor):
-            out.append(_resized(leaf, [d.eval(values) for d in spec.dims]))
+            out.append(resized(leaf, [d.eval(values) for d in spec.dims]))
         else:
             out.append(spec.dims[0].eval(values) if spec.dtype == "int" else leaf)
         for s in contract.symbols:
@@ -65,7 +65,8 @@ def sized(contract: Contract, leaves: Sequence[Any], values: Mapping[str, int]) 
     return out
 
 
-def _resized(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+def resized(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """A tensor tiled or cut."""
     x = x.detach()
     ordered = x.dim() == 1 and not x.is_complex()
     rising = ordered and bool((x[1:] >= x[:-1]).all())  # offsets or bounds: the model may rely on it
@@ -94,7 +95,7 @@ def broken(contract: Contract, values: Mapping[str, int]) -> list[Constraint]:
     return [c for c in contract.constraints if not CMPS[c.cmp][1](c.lhs.eval(values), c.rhs.eval(values))]
 
 
-def _near(contract: Contract, values: dict[str, int]) -> dict[str, int] | None:
+def near(contract: Contract, values: dict[str, int]) -> dict[str, int] | None:
     """The point itself, or one close above it where the constraints hold."""
     top = {s.name: s.hi for s in contract.symbols}
     for step in range(6):
@@ -123,13 +124,14 @@ def points(contract: Contract, leaves: Sequence[Any]) -> list[dict[str, int]]:
     wanted += [{**start, name: hi} for name, hi in high.items()]
     kept: list[dict[str, int]] = []
     for values in wanted:
-        point = _near(contract, values)
-        if point is not None and point not in kept and point != start and _elements(contract, point) <= BUDGET:
+        point = near(contract, values)
+        if point is not None and point not in kept and point != start and elements(contract, point) <= BUDGET:
             kept.append(point)
     return kept
 
 
-def _elements(contract: Contract, values: Mapping[str, int]) -> int:
+def elements(contract: Contract, values: Mapping[str, int]) -> int:
+    """Of all inputs together."""
     total = 0
     for spec in contract.inputs:
         count = 1
@@ -169,13 +171,13 @@ def _compare_at(trial: Trial, contract: Contract, values: Mapping[str, int]) -> 
     flat = sized(contract, trial.leaves, values)
     subject = f"{', '.join(f'{k} = {v}' for k, v in values.items())} ({trial.how})"
     try:
-        want = _run(own(trial.model), flat, trial.in_spec)
+        want = run(own(trial.model), flat, trial.in_spec)
     except Exception as first:  # indices in the example may be too large for a smaller table: 0 is in all of them
         whole = [isinstance(x, torch.Tensor) and not x.is_floating_point() for x in trial.leaves]
         leaves = [torch.zeros_like(x) if w else x for x, w in zip(trial.leaves, whole, strict=True)]
         flat = sized(contract, leaves, values)
         try:
-            want = _run(own(trial.model), flat, trial.in_spec)
+            want = run(own(trial.model), flat, trial.in_spec)
         except Exception:  # the first words are about the user's own values
             text = sentence_of(first)
             raise EagerFails(f"[capture] {subject}: eager fails there: {text}. Raise the lower bound.") from first
@@ -184,22 +186,18 @@ def _compare_at(trial: Trial, contract: Contract, values: Mapping[str, int]) -> 
         raise WrongNumbers(f"[capture] {subject}: {' '.join(found)}. {remedy}.")
     try:  # the guards are the contract's now, and the point was chosen by it
         module = own_program(trial.program).module(check_guards=False)
-        got = _run(module, flat, trial.in_spec)
+        got = run(module, flat, trial.in_spec)
     except Exception as e:  # whatever it raises: it does not run at a size that its contract promises
         raise WrongNumbers(f"[capture] {subject}: the exported program fails there: {sentence_of(e)}.") from e
     if (problem := difference(want, got)) is not None:
         with _no_fast_path():
-            if difference(_run(own(trial.model), flat, trial.in_spec), got) is None:
+            if difference(run(own(trial.model), flat, trial.in_spec), got) is None:
                 remedy = FAST_PATH
         raise WrongNumbers(f"[capture] {subject}: torch.export gives {problem}. {remedy}.")
 
 
-def sentence_of(e: BaseException) -> str:
-    """An exception's text in one line."""
-    return " ".join(str(e).split())[:200].rstrip(".")
-
-
-def _run(module: Callable[..., Any], flat: list[Any], in_spec: pytree.TreeSpec) -> Any:
+def run(module: Callable[..., Any], flat: list[Any], in_spec: pytree.TreeSpec) -> Any:
+    """One call on copies of the inputs."""
     args, kwargs = pytree.tree_unflatten([x.clone() if isinstance(x, torch.Tensor) else x for x in flat], in_spec)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -217,14 +215,14 @@ def _no_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def difference(want: Any, got: Any) -> str | None:
+def difference(want: Any, got: Any, **tolerance: float) -> str | None:
     """What is different, in words."""
     for a, b in zip(pytree.tree_leaves(want), pytree.tree_leaves(got), strict=True):
         if isinstance(a, torch.Tensor):
             if a.shape != b.shape:
                 return f"shape {tuple(b.shape)} instead of {tuple(a.shape)}"
             with contextlib.suppress(AssertionError):
-                torch.testing.assert_close(b, a, equal_nan=True)
+                torch.testing.assert_close(b, a, equal_nan=True, **tolerance)
                 continue
             if (places := a.isnan() != b.isnan()).any():
                 first = places.nonzero()[0].tolist()
@@ -272,5 +270,5 @@ def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> Iter
     for picked in itertools.islice(itertools.product(*choices), 256):
         values = {**start, **dict(zip(used, picked, strict=True))}
         out = broken(contract, values)
-        if c in out and all(map(_of_export, out)) and _elements(contract, values) <= BUDGET:
+        if c in out and all(map(_of_export, out)) and elements(contract, values) <= BUDGET:
             yield values

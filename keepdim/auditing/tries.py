@@ -1,0 +1,213 @@
+"""Trying a file: at both ends of every range, in the middle, and just outside, each in a process of its own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+import torch.utils._pytree as pytree
+from executorch.runtime import Runtime
+
+from ..contract import Contract
+from ..errors import fail, sentence, sentence_of
+from ..trials import BUDGET, broken, difference, elements, examples, near, sized
+from .child import Job
+from .result import Trial
+from .snapshot import File
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # others add up in another order; what a wrong size gives is off by more
+MOST = 24  # trials of one audit
+
+
+class Point(NamedTuple):
+    """Inputs to try; the fields are those of its trial."""
+
+    name: str
+    sizes: dict[str, int]
+    inside: bool | None
+    about: tuple[str, ...]
+    flat: list[Any]
+
+
+# ---------------------------------------------------------------- where
+def points(contract: Contract, leaves: Sequence[Any]) -> Iterator[Point]:
+    """Both ends of every range and a middle; then what is just outside, and what breaks each relation."""
+    start = examples(contract, leaves)
+    ranges = {s.name: (s.lo if s.lo is not None else start[s.name], s.hi) for s in contract.symbols}
+    ends = {n: hi if hi is not None else max(lo, start[n]) + 2 for n, (lo, hi) in ranges.items()}
+    middle = {n: (lo + min(ends[n], lo + 64)) // 2 for n, (lo, _) in ranges.items()}
+    read = {s.name: str(s.source.mul * s.dim + s.source.add) for s in contract.symbols}  # subjects of their items
+    seen: list[dict[str, int]] = []
+
+    def inside(name: str, choices: Sequence[dict[str, int]], *symbols: str) -> Iterator[Point]:
+        """The first choice that the relations allow, or what is near to one."""
+        at = next((v for v in choices if not broken(contract, v)), None)
+        if at is None and (at := near(contract, choices[0])) is not None:
+            name = f"near {name}"
+        if at is not None and at not in seen and elements(contract, at) <= BUDGET:
+            seen.append(at)
+            yield Point(name, at, True, tuple(read[n] for n in symbols), sized(contract, leaves, at))
+
+    lows = {n: lo for n, (lo, _) in ranges.items()}
+    for n, (lo, hi) in ranges.items():
+        upper = f"upper end of {n}" if hi is not None else f"{n} above the example"
+        yield from inside(f"lower end of {n}", [{**others, n: lo} for others in (start, lows, ends)], n)
+        yield from inside(upper, [{**others, n: ends[n]} for others in (start, lows, ends)], n)
+    for name, values in (("lower ends", lows), ("upper ends", ends), ("middle", middle)) if ranges else ():
+        yield from inside(name, [values], *ranges)
+    yield from inside("example", [start], *ranges)
+    base = near(contract, middle) or start
+    for s in contract.symbols:
+        for name, value in ((f"below {s.name}", ranges[s.name][0] - 1), (f"above {s.name}", ends[s.name] + 1)):
+            at = {**base, s.name: value}
+            if _possible(contract, at) and not (s.hi is None and value > ends[s.name]):
+                yield Point(name, at, False, (read[s.name],), sized(contract, leaves, at))
+    yield from _disagreeing(contract, leaves, base)
+    for c in contract.constraints:
+        used = sorted(c.lhs.symbols() | c.rhs.symbols())
+        near_ends = [sorted({ranges[n][0], ranges[n][0] + 1, middle[n], ends[n] - 1, ends[n]}) for n in used]
+        tried = [{**base, **dict(zip(used, picked, strict=True))} for picked in itertools.product(*near_ends)]
+        against = [(b, at) for at in tried if c in (b := broken(contract, at)) and _possible(contract, at)]
+        if against:  # alone, where it can be
+            b, at = min(against, key=lambda found: len(found[0]))
+            yield Point(f"against {c}", at, False, tuple(map(str, b)), sized(contract, leaves, at))
+
+
+def _possible(contract: Contract, at: Mapping[str, int]) -> bool:
+    """Whether inputs of these sizes can be made."""
+    dims = [d.eval(at) for s in contract.inputs if s.dtype not in ("int", "python") for d in s.dims]
+    return min(dims, default=0) >= 0 and elements(contract, at) <= BUDGET
+
+
+def _disagreeing(contract: Contract, leaves: Sequence[Any], base: Mapping[str, int]) -> Iterator[Point]:
+    """Inputs of which one has a size that another one denies, or that is no multiple: one less, so that every plan
+    has room for it."""
+    sources = [s.source for s in contract.symbols if s.source.kind == "size" and s.source.mul.value == 1]
+    own_places = {(source.input, source.index) for source in sources}
+    for i, spec in enumerate(contract.inputs):
+        for d, dim in enumerate(spec.dims):
+            if dim.value is not None or (i, d) in own_places or not isinstance(leaves[i], torch.Tensor):
+                continue
+            flat = sized(contract, leaves, base)
+            size = flat[i].shape[d]
+            other = size - 1 if size > 1 else size + 1
+            index = torch.arange(other) % size if size else None
+            flat[i] = flat[i].index_select(d, index) if index is not None else flat[i]
+            where = f"input {i} {spec.name!r} dim {d}"
+            about = [f"{contract.where(s)} = {where}" for s in contract.symbols if s.dim == dim] or [where]
+            yield Point(f"{where} = {other} against {dim} = {size}", dict(base), False, tuple(about), flat)
+
+
+# ---------------------------------------------------------------- in a process
+class Children:
+    """The process that forks; started once, at the first trial."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", f"{__package__}.child"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        self.folder = tempfile.TemporaryDirectory(prefix="keepdim-")
+        atexit.register(self.end)
+
+    def run(self, file: Path, keepdim: bool, flat: list[Any], seconds: int) -> tuple[str, Any]:
+        """("ran", results), ("refused", words) or ("crashed", how)."""
+        inputs, outcome = Path(self.folder.name) / "inputs.pt", Path(self.folder.name) / "outcome.pt"
+        outcome.unlink(missing_ok=True)
+        torch.save(flat, inputs)
+        job = Job(str(file), keepdim, str(inputs), str(outcome), seconds)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(msgspec.json.encode(job).decode() + "\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            fail("audit", "trial", "the process that runs trials is gone", f"Run python -m {__package__}.child by hand")
+        if int(answer) or not outcome.exists():
+            return "crashed", ended(int(answer), seconds)
+        return torch.load(outcome, weights_only=False)
+
+    def end(self) -> None:
+        """No more trials."""
+        if self.process.poll() is None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()  # type: ignore[union-attr]
+            self.process.wait()
+        self.folder.cleanup()
+
+
+def ended(code: int, seconds: int) -> str:
+    """How a process ended that left nothing, in words."""
+    if code == -signal.SIGALRM:
+        return f"took more than {seconds} s"
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+
+_CHILDREN: list[Children] = []
+
+
+def children() -> Children:
+    """Those of this process."""
+    if not _CHILDREN or _CHILDREN[0].process.poll() is not None:
+        _CHILDREN[:] = [Children()]
+    return _CHILDREN[0]
+
+
+def absent(file: File) -> str:
+    """A sentence about backends that the file needs and this process does not have."""
+    there = sorted(Runtime.get().backend_registry.registered_backend_names)
+    missing = sorted({b for b, _ in file.delegates} - {*there})
+    fact = f"is not in this ExecuTorch ({', '.join(there)}), so that the file cannot be run here"
+    return sentence("audit", f"backend {missing[0]}", fact) if missing else ""
+
+
+def try_all(
+    file: Path, keepdim: bool, where: Sequence[Point], model: Callable[[list[Any]], Any] | None, seconds: int
+) -> list[Trial]:
+    """Every point, against the model where there is one."""
+    out = []
+    for p in where[:MOST]:
+        want, why = _eager(model, p.flat) if model is not None else (None, "")
+        if p.inside and model is not None and want is None:
+            out.append(Trial(p.sizes, p.name, True, "not tried", f"eager fails there: {why}", p.about))
+            continue
+        kind, got = children().run(file, keepdim, p.flat, seconds)
+        verdict, detail = _verdict(p, got, want, why) if kind == "ran" else (kind, got)
+        out.append(Trial(p.sizes, p.name, p.inside, verdict, detail, p.about))
+    return out
+
+
+def _eager(model: Callable[[list[Any]], Any], flat: list[Any]) -> tuple[Any, str]:
+    """What the model gives, or why it gives nothing."""
+    try:
+        return pytree.tree_leaves(model(flat)), ""
+    except Exception as e:  # the point may be outside what the model takes
+        return None, sentence_of(e).partition(" (Could")[0]  # torch's question whether its message is good
+
+
+def _verdict(p: Point, got: Any, want: Any, why: str) -> tuple[str, str]:
+    """Of a run that gave an answer."""
+    problem = _unlike(want, got) if want is not None else None
+    if p.inside is False:
+        numbers = "its numbers are eager's" if problem is None else f"and wrong: {problem}"
+        return "accepted though outside", numbers if want is not None else f"eager refuses it: {why}" if why else ""
+    if want is None:
+        return "ran", ""
+    return ("right", "") if problem is None else ("wrong numbers", problem)
+
+
+def _unlike(want: list[Any], got: list[Any]) -> str | None:
+    want = [x for x in want if x is not None]
+    got = [x for x in got if x is not None][-len(want) :] if want else []  # inputs that it changes come first
+    return f"{len(got)} results instead of {len(want)}" if len(got) != len(want) else difference(want, got, **TOLERANCE)
