@@ -7,23 +7,20 @@ What a pass reports as an error is an error here, also where the pass goes on.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
-from .errors import fail, optional
+from .errors import fail
+from .mlir import DYNAMIC, Scope, Type, bindings, inside, string_of, type_of
 
-EXTRA = "stablehlo"  # of pip: jax and jaxlib
 BYTECODE = b"ML\xefR"
+SEAL, UNSEALED = "keepdim.seal", b"keepdim-sha256:" + b"0" * 64  # of artifacts: an attribute, and its text at first
 ASSERTION = "shape_assertion"  # of custom calls
-DYNAMIC = -1  # where a size is not known
 REMOVE_DYNAMISM = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
 # Passes over single functions; the others go over the module.
 OF_FUNCTIONS = {
@@ -37,76 +34,10 @@ OF_MODULES = {
     "stablehlo-convert-to-signless", "stablehlo-legalize-to-vhlo", "stablehlo-wrap-in-composite",
     "vhlo-legalize-to-stablehlo", "vhlo-to-version", "canonicalize", "cse", "sccp", "symbol-dce",
 }  # fmt: skip
+# Dynamic by where they read or write, not by a shape.
+STATIC_THOUGH_DYNAMIC = {"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"}
 BOUNDS = re.compile(r", #stablehlo\.bounds<[^>]*>")
 ZERO = re.compile(r"dense<[^>]*(?<![\w.-])0(?![\w.])")
-
-
-@cache
-def _mlir() -> Any:
-    """jaxlib's bindings, with StableHLO's passes registered."""
-    optional("refine", "jaxlib", EXTRA)
-    from jaxlib.mlir.dialects import stablehlo
-
-    stablehlo.register_stablehlo_passes()
-    return stablehlo
-
-
-@dataclass(frozen=True)
-class Type:
-    """A tensor type of a signature."""
-
-    text: str
-    element: str
-    dims: tuple[int, ...]  # DYNAMIC where it is `?`
-    bounds: tuple[int, ...]  # DYNAMIC where there is none
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether a size is not known."""
-        return DYNAMIC in self.dims
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class Scope:
-    """A context of MLIR that modules share, and what it reports. One thread at a time."""
-
-    def __init__(self) -> None:
-        _mlir()
-        from jax._src.interpreters import mlir as jax_mlir
-
-        self._errors: list[str] = []
-        self._lock = RLock()
-        self.context = jax_mlir.make_ir_context()
-        self.context.emit_error_diagnostics = True
-        self.context.attach_diagnostic_handler(self._diagnose)
-
-    def _diagnose(self, found: Any) -> bool:
-        if str(found.severity).endswith("ERROR"):
-            where = re.search(r":(\d+):(\d+)$", str(found.location).removesuffix(")").replace('"', ""))
-            place = f" (line {where[1]})" if where and where[1] != "0" else ""
-            self._errors.append(found.message + place)
-        return True
-
-    @contextmanager
-    def reporting(self, subject: str) -> Iterator[None]:
-        """The context, with what MLIR reports or raises in it as a sentence."""
-        with self._lock, self.context:
-            yield from self._reported(subject)
-
-    def _reported(self, subject: str) -> Iterator[None]:
-        self._errors.clear()
-        cause = None
-        try:
-            yield
-        except Exception as e:  # MLIR's own kinds; the reason is in what it reported
-            if type(e).__module__.startswith("keepdim"):
-                raise
-            cause = e
-        if cause is not None or self._errors:
-            said = "; ".join(dict.fromkeys(" ".join(m.split()) for m in self._errors)) or str(cause)
-            fail("refine", subject, said, cause=cause)
 
 
 class Hlo:
@@ -129,6 +60,8 @@ class Hlo:
     @staticmethod
     def parse(source: str | bytes, subject: str = "text") -> Hlo:
         """From text, MLIR bytecode or a portable artifact."""
+        if not isinstance(source, (str, bytes)):
+            fail("refine", subject, f"is of type {type(source).__name__}, not text or bytes")
         from_bytes = isinstance(source, bytes) and source.startswith(BYTECODE)
         if isinstance(source, bytes) and not from_bytes:
             try:
@@ -137,6 +70,8 @@ class Hlo:
                 fail("refine", subject, "is neither StableHLO text nor an artifact", cause=e)
         if from_bytes and (version := _version(source)) is not None:  # type: ignore[arg-type]
             return Hlo._artifact(source, version, subject)  # type: ignore[arg-type]
+        if from_bytes:
+            _check_seal(source, subject)  # type: ignore[arg-type]
 
         def read(context: Any) -> Any:
             from jaxlib.mlir import ir
@@ -147,12 +82,15 @@ class Hlo:
 
     @staticmethod
     def _artifact(data: bytes, version: tuple[int, ...], subject: str) -> Hlo:
-        stablehlo = _mlir()
+        stablehlo = bindings()
         current = tuple(map(int, stablehlo.get_current_version().split(".")))
         if version > current:
             fail("refine", subject, f"is of StableHLO {_dotted(version)}, newer than this build reads "
                  f"({_dotted(current)})", "Upgrade jaxlib, or write the artifact for an older version")  # fmt: skip
-        return Hlo(lambda context: stablehlo.deserialize_portable_artifact(context, data), subject)
+        _check_seal(data, subject)
+        hlo = Hlo(lambda context: stablehlo.deserialize_portable_artifact(context, data), subject)
+        hlo.take_attribute(SEAL)
+        return hlo
 
     def copy(self) -> Hlo:
         """Another module of the same text."""
@@ -181,33 +119,44 @@ class Hlo:
         return data.getvalue()
 
     def artifact(self) -> bytes:
-        """As a portable artifact of StableHLO, which later versions read."""
-        stablehlo = _mlir()
-        with self.reporting("artifact"):
-            return stablehlo.serialize_portable_artifact_str(self.text, stablehlo.get_current_version())
+        """As a portable artifact of StableHLO, which later versions read. It holds its own hash, because MLIR ends the
+        process on some that are damaged."""
+        stablehlo = bindings()
+        self.set_attribute(SEAL, UNSEALED.decode())
+        try:
+            with self.reporting("artifact"):
+                data = stablehlo.serialize_portable_artifact_str(self.text, stablehlo.get_current_version())
+        finally:
+            self.take_attribute(SEAL)
+        return data.replace(UNSEALED, UNSEALED[:-64] + _hash(data))
+
+    @property
+    def entries(self) -> list[Any]:
+        """The functions that may be run: `main`, or all where none is called so."""
+        functions = [op for op in self.module.body.operations if op.operation.name == "func.func"]
+        return [f for f in functions if f.name.value == "main"] or functions
 
     @property
     def main(self) -> Any:
         """The function that is run: `main`, or the only one."""
-        functions = [op for op in self.module.body.operations if op.operation.name == "func.func"]
-        named = [f for f in functions if f.name.value == "main"]
-        if not named and len(functions) != 1:
-            fail("refine", "module", f"has no function main (it has: {', '.join(f.name.value for f in functions)})")
-        return (named or functions)[0]
+        if len(found := self.entries) != 1:
+            names = ", ".join(f.name.value for f in found)
+            fail("refine", "module", f"has no function main (it has: {names})" if found else "has no function")
+        return found[0]
 
     @property
     def inputs(self) -> list[Type]:
         """The types that main takes."""
-        return [_type(t) for t in self.main.type.inputs]
+        return [type_of(t) for t in self.main.type.inputs]
 
     @property
     def results(self) -> list[Type]:
         """The types that main gives."""
-        return [_type(t) for t in self.main.type.results]
+        return [type_of(t) for t in self.main.type.results]
 
     def operations(self) -> Iterator[Any]:
         """Every operation, those inside others after them."""
-        return _inside(self.module.operation)
+        return inside(self.module.operation)
 
     def counts(self) -> Counter[str]:
         """How many operations of each name."""
@@ -217,25 +166,27 @@ class Hlo:
     def static(self) -> bool:
         """Whether every size is known, and no operation is one of dynamic shapes."""
         values = (r.type for op in self.operations() for r in op.results)
-        return not any(_type(t).dynamic for t in (*self.main.type.inputs, *values)) and not [
+        given = (t for f in self.entries for t in f.type.inputs)
+        return not any(type_of(t).dynamic for t in (*given, *values)) and not [
             n for n in self.counts() if n.startswith("stablehlo.dynamic_") and n not in STATIC_THOUGH_DYNAMIC
         ]
 
     def calls(self) -> list[tuple[str, Any]]:
         """What is called, outside of it or of its own functions, each with its operation."""
         names = {"stablehlo.custom_call": "call_target_name", "func.call": "callee", "stablehlo.composite": "name"}
-        return [(_string(op.attributes[names[op.name]]), op) for op in self.operations() if op.name in names]
+        return [(string_of(op.attributes[names[op.name]]), op) for op in self.operations() if op.name in names]
 
     def assertions(self) -> list[str]:
         """What its shape assertions say."""
-        return [_string(op.attributes["error_message"]) for name, op in self.calls() if name == ASSERTION]
+        return [string_of(op.attributes["error_message"]) for name, op in self.calls() if name == ASSERTION]
 
     def take_attribute(self, name: str) -> str | None:
         """A text that stands on the module, taken off it."""
         found = self.module.operation.attributes
         if name not in found:
             return None
-        text = _string(found[name])
+        with self.reporting(name):
+            text = string_of(found[name])
         del found[name]
         return text
 
@@ -247,16 +198,29 @@ class Hlo:
             self.module.operation.attributes[name] = ir.StringAttr.get(text)
 
     def about(self) -> dict[str, Any]:
-        """Its signature, what is dynamic in it and how far, what it asserts, how many operations it has."""
+        """Its signatures, what is dynamic in them and how far, what it asserts, how many operations it has."""
+        many = len(self.entries) > 1
+
+        def types(of: Iterable[Any]) -> list[Type]:
+            return [type_of(t) for t in of]
 
         def dynamic(what: str, types: Sequence[Type]) -> list[str]:
             places = [(i, d, b) for i, t in enumerate(types) for d, b in enumerate(t.bounds) if t.dims[d] == DYNAMIC]
             return [f"{what} {i} dim {d}" + (f" (at most {b})" if b != DYNAMIC else "") for i, d, b in places]
 
         return {
-            "inputs": list(map(str, self.inputs)),
-            "results": list(map(str, self.results)),
-            "dynamic": dynamic("argument", self.inputs) + dynamic("result", self.results),
+            "functions": {
+                f.name.value: {
+                    "inputs": list(map(str, types(f.type.inputs))),
+                    "results": list(map(str, types(f.type.results))),
+                }
+                for f in self.entries
+            },
+            "dynamic": [
+                (f"{f.name.value} " if many else "") + place
+                for f in self.entries
+                for place in (*dynamic("argument", types(f.type.inputs)), *dynamic("result", types(f.type.results)))
+            ],
             "assertions": self.assertions(),
             "operations": dict(self.counts().most_common()),
             "static": self.static,
@@ -274,7 +238,9 @@ class Hlo:
         for what, given in (("passes", passes), ("types", types)):
             if isinstance(given, str):
                 fail("refine", what, f"are one text ({given!r})", "Give a list")
-        names = [n for name in passes for n in (REMOVE_DYNAMISM if _plain(name) == "remove-dynamism" else (name,))]
+        names = [
+            n for name in _joined(passes) for n in (REMOVE_DYNAMISM if _plain(name) == "remove-dynamism" else (name,))
+        ]
         found = [_find(n) for n in names]
         if types is not None and "stablehlo-refine-arguments" not in [n for n, _ in found]:
             fail("refine", "types", "are for refine-arguments, which is not among the passes")
@@ -299,7 +265,7 @@ class Hlo:
             if op.name in ("stablehlo.divide", "stablehlo.remainder"):
                 by = op.operands[1].owner
                 constant = getattr(by, "name", "") == "stablehlo.constant"
-                if constant and ZERO.search(str(by.attributes["value"])) and "i" in _type(op.results[0].type).element:
+                if constant and ZERO.search(str(by.attributes["value"])) and "i" in type_of(op.results[0].type).element:
                     fail("refine", op.name, "divides whole numbers by the constant 0")
             elif "replica_groups" in op.attributes and "x0xi64" in str(op.attributes["replica_groups"]):
                 fail("refine", op.name, "has replica_groups of no members")
@@ -355,7 +321,7 @@ class Hlo:
         from jaxlib.mlir import ir
 
         with self.reporting(f"type {text!r}"):
-            return _type(ir.Type.parse(text))
+            return type_of(ir.Type.parse(text))
 
 
 def _types(types: Sequence[str]) -> str:
@@ -367,6 +333,17 @@ def _types(types: Sequence[str]) -> str:
     return f"{{types={','.join(types)}}}"
 
 
+def _hash(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()
+
+
+def _check_seal(data: bytes, subject: str) -> None:
+    """Artifacts of others have none."""
+    for found in re.finditer(UNSEALED[:-64] + rb"([0-9a-f]{64})", data):
+        if _hash(data.replace(found[0], UNSEALED)) != found[1]:
+            fail("refine", subject, "is damaged: its checksum is another one", "Write it again")
+
+
 def _version(data: bytes) -> tuple[int, ...] | None:
     """Of a portable artifact, which names its producer; None for other bytecode."""
     found = re.match(rb"ML\xefR.StableHLO_v(\d+)\.(\d+)\.(\d+)\0", data, re.S)
@@ -375,34 +352,6 @@ def _version(data: bytes) -> tuple[int, ...] | None:
 
 def _dotted(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
-
-
-def _inside(op: Any) -> Iterator[Any]:
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner.operation
-                yield from _inside(inner.operation)
-
-
-def _string(attribute: Any) -> str:
-    return attribute.value
-
-
-def _type(t: Any) -> Type:
-    """A ranked tensor; anything else has no dims."""
-    from jaxlib.mlir import ir
-
-    if not isinstance(t, ir.RankedTensorType):
-        return Type(str(t), str(t), (), ())
-    dims = tuple(DYNAMIC if t.is_dynamic_dim(d) else t.get_dim_size(d) for d in range(t.rank))
-    given = re.search(r"#stablehlo\.bounds<([^>]*)>", str(t.encoding) if t.encoding is not None else "")
-    bounds = [DYNAMIC if b.strip() == "?" else int(b) for b in given[1].split(",")] if given else [DYNAMIC] * t.rank
-    return Type(str(t), str(t.element_type), dims, tuple(bounds))
-
-
-# Dynamic by where they read or write, not by a shape.
-STATIC_THOUGH_DYNAMIC = {"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"}
 
 
 # ---------------------------------------------------------------- passes by name
@@ -426,9 +375,23 @@ def _plain(name: str) -> str:
     return name.strip().lstrip("-").removeprefix("stablehlo-")
 
 
+def _joined(passes: Sequence[str]) -> list[str]:
+    """Types behind a comma belong to the pass before, which was given `=types=...`."""
+    out: list[str] = []
+    for name in passes:
+        if out and "=types=" in out[-1] and name.startswith(("tensor<", "!")):
+            out[-1] += f",{name}"
+        else:
+            out.append(name)
+    return out
+
+
 def _find(name: str) -> tuple[str, str]:
-    """The full name of a pass, and its options in braces."""
+    """The full name of a pass, and its options in braces: `name{options}`, or `name=options` as tools spell it."""
     head, brace, rest = name.strip().lstrip("-").partition("{")
+    if not brace and "=" in head:
+        head, _, rest = head.partition("=")
+        brace, rest = "{", rest.strip("'\"") + "}"
     known = OF_FUNCTIONS | OF_MODULES | OWN.keys()
     for full in (head, f"stablehlo-{head}"):
         if full in known:
@@ -441,9 +404,9 @@ def fold_constant_broadcast(hlo: Hlo) -> None:
     """A number that is broadcast to a known shape becomes a constant of that shape."""
     from jaxlib.mlir import ir
 
-    stablehlo = _mlir()
+    stablehlo = bindings()
     for op in list(hlo.operations()):
-        if op.name != "stablehlo.broadcast_in_dim" or _type(op.results[0].type).dynamic:
+        if op.name != "stablehlo.broadcast_in_dim" or type_of(op.results[0].type).dynamic:
             continue
         source = getattr(op.operands[0].owner, "operation", None)  # an argument's owner is a block
         if source is None or source.name != "stablehlo.constant":
@@ -485,7 +448,7 @@ def inline(hlo: Hlo) -> None:
                     made = [known.get(v, v) for v in op.operation.operands]
                     break
                 copy = op.operation.clone(ir.InsertionPoint(call))
-                for inner in (copy, *_inside(copy)):
+                for inner in (copy, *inside(copy)):
                     for i, v in enumerate(inner.operands):
                         if v in known:
                             inner.operands[i] = known[v]

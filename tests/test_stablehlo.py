@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,12 +266,3 @@ def test_a_model_that_changes_its_buffers_is_refused() -> None:
 
     with pytest.raises(keepdim.KeepdimError, match=r"\[stablehlo\] Counts: it changes 'seen'"):
         keepdim.to_stablehlo(Counts(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))
-
-
-def test_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blocks of Python, one after the other."""
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parent.parent / "docs" / "stablehlo.md").read_text()
-    scope: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.S):
-        exec(block, scope)  # noqa: S102  our own page

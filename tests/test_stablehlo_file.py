@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def test_files_that_are_broken(model: nn.Module, tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(keepdim.KeepdimError, match=r"has not the weights"):
         keepdim.load_stablehlo(path)
+    sealed = path.read_bytes()
+    seal = sealed.index(b"keepdim-sha256:")
+    for at in random.Random(0).sample([i for i in range(4, len(sealed)) if not seal <= i < seal + 15], 60):
+        path.write_bytes(sealed[:at] + bytes([sealed[at] ^ 1 << at % 8]) + sealed[at + 1 :])
+        sentence = r"m\.mlirbc: is (damaged: its checksum is another one|of StableHLO)"
+        with pytest.raises(keepdim.KeepdimError, match=sentence):
+            keepdim.load_stablehlo(path)
+    path.write_bytes(sealed)
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(keepdim.KeepdimError, match=r"\[refine\] .*m\.mlirbc: "):
         keepdim.load_stablehlo(path)

@@ -79,7 +79,14 @@ def test_listings_on_the_command_line(file: Path, capsys: pytest.CaptureFixture[
     """The same, by names with and without their prefix."""
     names = ",".join(["stablehlo-refine-arguments", *PASSES[1:]])
     assert main(["refine", str(file), "--types", TYPES[0], "--passes", names, "--print-after-each"]) == 0
-    assert capsys.readouterr().out == "".join(f"// After {k}\n{whole(v)}\n" for k, v in LISTINGS.items())
+    want = "".join(f"// After {k}\n{whole(v)}\n" for k, v in LISTINGS.items())
+    assert capsys.readouterr().out == want
+    for spelt in (f"--stablehlo-refine-arguments=types={TYPES[0]}", f"refine-arguments{{types={TYPES[0]}}}"):
+        assert main(["refine", str(file), f"--passes={','.join([spelt, *PASSES[1:]])}", "--print-after-each"]) == 0
+        assert capsys.readouterr().out == want
+    two = "func.func @main(%x: tensor<?xf32>, %y: tensor<?xf32>) -> tensor<?xf32> { return %y : tensor<?xf32> }"
+    hlo = Hlo.parse(two).run(split("refine-arguments=types=tensor<2xf32>,tensor<3xf32>,refine-shapes"))
+    assert [str(t) for t in hlo.inputs] == ["tensor<2xf32>", "tensor<3xf32>"]
 
 
 def test_the_pipeline_by_its_name(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +116,20 @@ def test_inspect(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     artifact.write_bytes(Hlo.load(bounded).artifact())
     assert main(["inspect", "--json", str(artifact)]) == 0
     assert json.loads(capsys.readouterr().out)["dynamic"] == about["dynamic"]
+    several = tmp_path / "several.mlir"  # none of them is main
+    several.write_text(
+        "func.func @a(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> }"
+        "func.func @b(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
+    )
+    assert main(["inspect", str(several)]) == 0
+    shown = capsys.readouterr().out
+    assert "b(tensor<4xf32>) -> (tensor<4xf32>)" in shown and "dynamic: a argument 0 dim 0, a result 0 dim 0" in shown
+    with pytest.raises(keepdim.KeepdimError, match=r"module: has no function main \(it has: a, b\)"):
+        _ = Hlo.load(several).inputs
+    with pytest.raises(keepdim.KeepdimError, match="module: has no function"):
+        _ = Hlo.parse("").inputs
+    with pytest.raises(keepdim.KeepdimError, match="text: is of type NoneType, not text or bytes"):
+        Hlo.parse(None)  # type: ignore[arg-type]
 
 
 T = "tensor<?x4xf32, #stablehlo.bounds<16, ?>>"

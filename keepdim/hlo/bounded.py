@@ -14,7 +14,8 @@ import torch
 
 from ..contract import Symbol
 from ..dims import Dim
-from ..refine import Hlo, Type
+from ..mlir import Type
+from ..refine import Hlo
 
 if TYPE_CHECKING:
     from .program import StableHLOProgram

@@ -31,6 +31,7 @@ from ..quant import Quantised, dequantise
 from ..reading import read, shape_env_of
 from ..refine import Hlo
 from ..signature import Signature
+from ..turns import in_turn
 from .data import ROWS_OF_DATA
 from .program import Argument, StableHLOProgram
 from .table import DTYPES, ROWS, Array, Call, Sizes, number, product, refused
@@ -41,6 +42,7 @@ RESULT_INFO = re.compile(r" \{jax\.result_info = \"[^\"]*\"\}")  # on every resu
 CLEAN = ("inline", "canonicalize", "cse", "symbol-dce")
 
 
+@in_turn
 def to_stablehlo(
     model: torch.nn.Module | ExportedProgram | Captured,
     args: Sequence[Any] = (),

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..refine import Hlo, _mlir
+from ..mlir import bindings
+from ..refine import Hlo
 
 
 def evaluate(hlo: Hlo, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results of main on these tensors."""
     from jaxlib.mlir import ir
 
-    stablehlo = _mlir()
+    stablehlo = bindings()
     with hlo.reporting("interpreter"):
         given = [
             ir.DenseElementsAttr.get(_bits(x), type=ir.Type.parse(t.text))

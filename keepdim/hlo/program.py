@@ -19,7 +19,8 @@ from .. import _native
 from ..contract import DTYPE_OF, Constraint, Contract, Place, Source, Spec, Symbol, solve
 from ..dims import Dim, decide, range_text
 from ..errors import KeepdimError, fail
-from ..refine import ASSERTION, DYNAMIC, Hlo, Type
+from ..mlir import DYNAMIC, Type
+from ..refine import ASSERTION, Hlo
 from ..signature import Signature, Transport
 from . import bounded
 from .xla import Executables, upload
@@ -312,7 +313,7 @@ def from_hlo(hlo: Hlo, path: str | Path) -> StableHLOProgram:
 
 def _read_weights(path: str | Path, arguments: Sequence[Argument]) -> dict[str, torch.Tensor]:
     try:
-        with np.load(_beside(path)) as kept:
+        with _beside(path).open("rb") as file, np.load(file) as kept:
             out = {a.name: torch.from_numpy(kept[a.name]) for a in arguments if a.kind == "const"}
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as e:
         fail("load", str(_beside(path)), f"has not the weights of {path} ({e})", cause=e)

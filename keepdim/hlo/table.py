@@ -19,7 +19,7 @@ from jax import lax
 from jax._src.core import max_dim, min_dim
 
 from ..dims import Dim
-from ..errors import KeepdimError, fail
+from ..errors import KeepdimError, fail, sentence_of
 from ..program import Node, Value
 
 DTYPES = {
@@ -274,4 +274,4 @@ def highest(dtype: Any) -> Any:
 
 def refused(op: str, e: Exception) -> KeepdimError:
     """What jax says about a node, as our sentence."""
-    return KeepdimError(f"[stablehlo] {op}: jax refuses it: {' '.join(str(e).split())[:300]}.")
+    return KeepdimError(f"[stablehlo] {op}: jax refuses it: {sentence_of(e)}.")

@@ -1,0 +1,110 @@
+"""MLIR through jaxlib: its bindings, the types of values, and contexts that keep what was reported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from threading import RLock
+from typing import Any
+
+from .errors import fail, optional
+
+EXTRA = "stablehlo"  # of pip: jax and jaxlib
+DYNAMIC = -1  # where a size is not known
+
+
+@cache
+def bindings() -> Any:
+    """jaxlib's bindings, with StableHLO's passes registered."""
+    optional("refine", "jaxlib", EXTRA)
+    from jaxlib.mlir.dialects import stablehlo
+
+    stablehlo.register_stablehlo_passes()
+    return stablehlo
+
+
+@dataclass(frozen=True)
+class Type:
+    """A tensor type of a signature."""
+
+    text: str
+    element: str
+    dims: tuple[int, ...]  # DYNAMIC where it is `?`
+    bounds: tuple[int, ...]  # DYNAMIC where there is none
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether a size is not known."""
+        return DYNAMIC in self.dims
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Scope:
+    """A context of MLIR that modules share, and what it reports. One thread at a time."""
+
+    def __init__(self) -> None:
+        bindings()
+        from jax._src.interpreters import mlir as jax_mlir
+
+        self._errors: list[str] = []
+        self._lock = RLock()
+        self.context = jax_mlir.make_ir_context()
+        self.context.emit_error_diagnostics = True
+        self.context.attach_diagnostic_handler(self._diagnose)
+
+    def _diagnose(self, found: Any) -> bool:
+        if str(found.severity).endswith("ERROR"):
+            where = re.search(r":(\d+):(\d+)$", str(found.location).removesuffix(")").replace('"', ""))
+            place = f" (line {where[1]})" if where and where[1] != "0" else ""
+            self._errors.append(found.message + place)
+        return True
+
+    @contextmanager
+    def reporting(self, subject: str) -> Iterator[None]:
+        """The context, with what MLIR reports or raises in it as a sentence."""
+        with self._lock, self.context:
+            yield from self._reported(subject)
+
+    def _reported(self, subject: str) -> Iterator[None]:
+        self._errors.clear()
+        cause = None
+        try:
+            yield
+        except Exception as e:  # MLIR's own kinds; the reason is in what it reported
+            if type(e).__module__.startswith("keepdim"):
+                raise
+            cause = e
+        if cause is not None or self._errors:
+            said = "; ".join(dict.fromkeys(" ".join(m.split()) for m in self._errors)) or str(cause)
+            fail("refine", subject, said, cause=cause)
+
+
+def inside(op: Any) -> Iterator[Any]:
+    """Every operation in the regions of one, outer before inner."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from inside(inner.operation)
+
+
+def string_of(attribute: Any) -> str:
+    """The text of a string attribute."""
+    return attribute.value
+
+
+def type_of(t: Any) -> Type:
+    """A ranked tensor; anything else has no dims."""
+    from jaxlib.mlir import ir
+
+    if not isinstance(t, ir.RankedTensorType):
+        return Type(str(t), str(t), (), ())
+    dims = tuple(DYNAMIC if t.is_dynamic_dim(d) else t.get_dim_size(d) for d in range(t.rank))
+    given = re.search(r"#stablehlo\.bounds<([^>]*)>", str(t.encoding) if t.encoding is not None else "")
+    bounds = [DYNAMIC if b.strip() == "?" else int(b) for b in given[1].split(",")] if given else [DYNAMIC] * t.rank
+    return Type(str(t), str(t.element_type), dims, tuple(bounds))
