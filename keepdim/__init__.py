@@ -12,9 +12,10 @@ from .errors import KeepdimError
 from .module import Module, load, lower
 
 if TYPE_CHECKING:
+    from .auditing import Audit, audit
     from .hlo import StableHLOProgram, load_stablehlo, to_stablehlo
     from .llm import LanguageModel, lower_llm
-    from .partition import GgmlPartitioner
+    from .partition import GgmlPartitioner, MLXPartitioner
     from .ranges import dispatch
 
 _native.set_dtypes(DTYPES)
@@ -29,10 +30,14 @@ def __getattr__(name: str) -> Any:
         from . import llm
 
         return getattr(llm, name)
-    if name == "GgmlPartitioner":
-        from .partition import GgmlPartitioner
+    if name in ("Audit", "audit"):
+        from . import auditing
 
-        return GgmlPartitioner
+        return getattr(auditing, name)
+    if name in ("GgmlPartitioner", "MLXPartitioner"):
+        from . import partition
+
+        return getattr(partition, name)
     if name == "dispatch":
         from .ranges import dispatch
 
@@ -49,12 +54,15 @@ def __getattr__(name: str) -> Any:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Audit",
     "Contract",
     "GgmlPartitioner",
     "KeepdimError",
     "LanguageModel",
+    "MLXPartitioner",
     "Module",
     "StableHLOProgram",
+    "audit",
     "dispatch",
     "load",
     "load_stablehlo",

@@ -1,9 +1,8 @@
-"""The command line: keepdim demo | lower | run | inspect | refine | embed | generate | tune."""
+"""The command line: keepdim demo | lower | run | inspect | audit | refine | embed | generate | tune."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import logging
 import os
@@ -18,20 +17,25 @@ from typing import Any
 import msgspec
 import torch
 
-from . import demo, pte, splits
-from .contract import DTYPE_OF, Spec
+from . import demo, factory, inputs, pte, report, splits
+from .auditing.result import BAD, LOST
 from .embed import Encoder
 from .errors import KeepdimError, fail
 from .generate import Sampling, Writer, open_model
 from .module import load, lower
+from .profile import profile
 from .progress import Progress
 from .refine import BYTECODE
 from .signature import Signature
 
+REPEATS = 3  # of a call that is profiled: the first builds its plan, the others use it
 EXAMPLES = """examples:
   keepdim lower model.py:make -o model.pte       make() returns (model, args, dynamic_shapes)
   keepdim inspect model.pte                      the contract, then each delegate's program
+  keepdim inspect model.pte --html model.html    the same as a page: graph, shapes, memory and cost at any size
   keepdim run model.pte --input x=randn:1,17,64  any shape in the contract, inputs by their names in it
+  keepdim run model.pte --input x=randn:1,17,64 --input x=randn:8,256,64 --profile --html run.html   two calls, measured
+  keepdim audit model.py:make --partitioner xnnpack   what became of its sizes, where and by whom
   keepdim refine m.mlir --types "tensor<16xf32>" --print-after-each   StableHLO, made static
   keepdim embed "a text" "another"               a line of JSON each: {"text": ..., "embedding": [...]}
   keepdim embed --file in.txt -o out.npy         a text a line, a row a text
@@ -87,16 +91,33 @@ def _parser() -> argparse.ArgumentParser:
     p = command("lower", _lower, "lower a model to a .pte")
     p.add_argument("model", metavar="FILE.py:FACTORY", help="the factory returns (model, args, dynamic_shapes)")
     p.add_argument("-o", "--output", type=Path, required=True, help="the .pte to write")
+    engine = "that runs it: ggml (the default) or mlx"
+    p.add_argument("--engine", default="ggml", help=engine)
     p = command("run", _run, "run a .pte on inputs and print the results")
     p.add_argument("file", type=Path)
     forms = "randn:1,17,64 | zeros:SHAPE | ones:SHAPE | randint:HIGH:SHAPE | x.npy | x.pt | an integer"
     p.add_argument("--input", action="append", default=[], metavar="NAME=VALUE", help=forms)
     p.add_argument("--seed", type=int, default=0, help="of randn and randint (default 0)")
     p.add_argument("-o", "--output", type=Path, help="save the results here as well (torch.save)")
+    measured = "print what took how long; an input that is given again is another call, and each is made three times"
+    p.add_argument("--profile", action="store_true", help=measured)
+    p.add_argument("--html", type=Path, metavar="FILE", help="with --profile: write it as a page too")
     p = command("inspect", _inspect, "print the contract and the programs of a .pte, or what StableHLO has in it")
     p.add_argument("file", type=Path)
     p.add_argument("--json", action="store_true", help="as JSON")
     p.add_argument("--verify", action="store_true", help="check the weights against their checksums too")
+    p.add_argument("--html", type=Path, metavar="FILE", help="write a page instead: contract, graph, sizes to try")
+    p = command("audit", _audit, "follow a model's sizes through a lowering, say what was lost where, and try the file")
+    p.add_argument("model", metavar="FILE", help="FILE.py:FACTORY, an ExportedProgram (.pt2), or a .pte")
+    who = "ggml (keepdim's own, the default), mlx (likewise), xnnpack, coreml, vulkan, module:Class, or FILE.py:Class"
+    p.add_argument("--partitioner", default="ggml", help=who)
+    p.add_argument("--json", action="store_true", help="as JSON (docs/audit.md)")
+    p.add_argument("--html", type=Path, metavar="FILE", help="write it as a page too: every size from stage to stage")
+    p.add_argument("--no-tries", action="store_true", help="do not run the file")
+    p.add_argument("--seconds", type=int, default=60, help="that a trial may take (default 60)")
+    allowed = f"do not fail for it: {', '.join((*LOST, *BAD))}"
+    p.add_argument("--allow", action="append", default=[], metavar="VERDICT", choices=(*LOST, *BAD), help=allowed)
+    p.add_argument("-o", "--output", type=Path, help="keep the .pte that is audited")
     p = command("tune", _tune, "measure at which sizes kernels change on this machine, for every later start")
     p.add_argument("--seconds", type=float, default=2.0, help="to spend on each (default 2)")
     p.add_argument("--times", action="store_true", help="print what was measured")
@@ -117,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--model", default="minilm", help="minilm (all-MiniLM-L6-v2, the default) or a checkpoint folder")
     cut = "cut longer texts after N tokens (default: where the model's own settings say, 256 for minilm; at most 512)"
     p.add_argument("--max-length", type=int, metavar="N", help=cut)
+    p.add_argument("--engine", default="ggml", help=engine)
     p = command("generate", _generate, "let a language model answer; the text goes to standard output")
     p.add_argument("model", help="smollm2 (SmolLM2-135M-Instruct), a .gguf, a checkpoint folder, or a lowered .pte")
     p.add_argument("--prompt", help="what it answers to")
@@ -126,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--max-context", type=int, metavar="N", help="of prompt and answers together (default 2048)")
     p.add_argument("--quant", help="quantise the weights of a checkpoint folder: q8_0, q4_0, q4_1, q4_k, ...")
     p.add_argument("--cache", help="dtype of keys and values: f32 (the default), f16 or q8_0")
+    p.add_argument("--engine", help=engine)
     p.add_argument("--mapped", action="store_true", help="leave the weights in the .gguf and map them from there")
     p.add_argument("--weights", type=Path, metavar="GGUF", help="of a lowered .pte that maps them, if not beside it")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
@@ -144,95 +167,67 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _lower(args: argparse.Namespace) -> int:
-    path, colon, name = args.model.rpartition(":")
-    if not colon:
-        fail("cli", args.model, "names no factory", "Say it as path/to/file.py:factory")
-    if not args.output.parent.is_dir():
-        fail("cli", str(args.output), "its folder does not exist")
-    made = _factory(Path(path), name)()
-    if not isinstance(made, tuple) or len(made) != 3:
-        fail("cli", args.model, f"returned {type(made).__name__}", "Return (model, args, dynamic_shapes)")
-    model, example, shapes = made
-    module = lower(model, example, dynamic_shapes=shapes)
+    model, example, shapes = factory.made(args.model)
+    _folders(args.output)
+    module = lower(model, example, dynamic_shapes=shapes, engine=args.engine)
     module.save(args.output)
     print(module.contract)
     print(module.report)
     return 0
 
 
-def _factory(path: Path, name: str) -> Callable[[], Any]:
-    spec = importlib.util.spec_from_file_location("keepdim_model", path) if path.suffix == ".py" else None
-    if not path.exists():
-        fail("cli", str(path), "does not exist")
-    if spec is None or spec.loader is None:
-        fail("cli", str(path), "is not a Python file", "Say it as path/to/file.py:factory")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
-        fail("cli", f"{path}:{name}", "there is no such function")
-    return getattr(module, name)
+def _audit(args: argparse.Namespace) -> int:
+    from .auditing import audit
+
+    if args.seconds < 1:
+        fail("cli", f"--seconds {args.seconds}", "is no time for a trial")
+    _folders(args.html, args.output)
+    given: tuple[Any, ...] = (Path(args.model), (), None)
+    if given[0].suffix not in (".pt2", ".pte"):
+        given = factory.made(args.model)
+    who = args.partitioner
+    if ".py:" in who:
+        who = factory.called(who)
+    found = audit(given[0], given[1], dynamic_shapes=given[2], partitioner=who, tries=not args.no_tries,
+                  seconds=args.seconds, output=args.output, name=args.model)  # fmt: skip
+    if args.html is not None:
+        args.html.write_text(report.audit_page(found.to_dict()), encoding="utf-8")
+    print(found.to_json() if args.json else found)
+    return 1 if found.faults(args.allow) else 0
+
+
+def _folders(*files: Path | None) -> None:
+    """What takes long is not done for a file that cannot be written."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            fail("cli", str(file), "its folder does not exist")
 
 
 def _run(args: argparse.Namespace) -> int:
     torch.manual_seed(args.seed)
+    _folders(args.html, args.output)
     module = load(args.file)
-    given = dict(part.split("=", 1) if "=" in part else (part, "") for part in args.input)
+    if args.html is not None and not args.profile:
+        fail("cli", "--html", "is the page of a profile", "Say --profile too")
+    calls = inputs.calls(args.input)
     names = [s.name for s in module.contract.inputs]
-    if unknown := set(given) - set(names):
+    if unknown := set(calls[0]) - set(names):
         fail("cli", f"input {sorted(unknown)[0]!r}", f"is not an input of {args.file} (it has: {', '.join(names)})")
     known = module.signature.constants
-    flat = [_value(spec, given.get(spec.name), known[i]) for i, spec in enumerate(module.contract.inputs)]
-    results = module.run_flat(flat)
+    flats = [[inputs.value(s, c.get(s.name), known[i]) for i, s in enumerate(module.contract.inputs)] for c in calls]
+    if args.profile:
+        every, found = profile(module, [f for f in flats for _ in range(REPEATS)])
+        print(found)
+        if args.html is not None:
+            args.html.write_text(report.file_page(args.file, found), encoding="utf-8")
+        results = every[-1]
+    else:
+        results = [module.run_flat(flat) for flat in flats][-1]
     for spec, value in zip(module.contract.outputs, results, strict=True):
         print(f"{spec.name}: {_show(value)}")
     if args.output is not None:
         torch.save(results, args.output)
     return 0
-
-
-def _value(spec: Spec, text: str | None, constant: Any) -> Any:
-    """One input from its command-line form; a constant of the contract needs none."""
-    if spec.dtype == "python":
-        if text is not None and text != str(constant):
-            fail("cli", f"input {spec.name!r}", f"is the constant {constant!r} of the contract, got {text!r}")
-        return constant
-    if text is None:
-        if spec.dtype == "int" and spec.dims[0].value is not None:
-            return spec.dims[0].value
-        fail("cli", f"input {spec.name!r}", f"is missing ({spec})", f"Say --input {spec.name}=randn:SIZES")
-    if text.endswith((".npy", ".pt")):
-        return _read(Path(text))
-    kind, _, rest = text.partition(":")
-    try:
-        if spec.dtype == "int":
-            return int(text)
-        high, _, shape = rest.partition(":") if kind == "randint" else ("", "", rest)
-        sizes = [int(n) for n in shape.split(",") if n]
-        make = {
-            "randn": lambda: torch.randn(sizes),
-            "zeros": lambda: torch.zeros(sizes),
-            "ones": lambda: torch.ones(sizes),
-            "randint": lambda: torch.randint(int(high), sizes),
-        }[kind]
-        return make().to(DTYPE_OF[spec.dtype])
-    except (KeyError, ValueError, RuntimeError) as e:  # the last: torch, of a negative size
-        fail(
-            "cli",
-            f"input {spec.name!r}",
-            f"{text!r} is not understood",
-            "Say randn:1,17,64, zeros:…, ones:…, randint:HIGH:…, x.npy or x.pt",
-            e,
-        )
-
-
-def _read(path: Path) -> torch.Tensor:
-    import numpy
-
-    try:
-        return torch.from_numpy(numpy.load(path)) if path.suffix == ".npy" else torch.load(path, weights_only=True)
-    except Exception as e:  # numpy and torch raise many kinds for a file that is not theirs
-        fail("cli", str(path), f"cannot be read ({type(e).__name__}: {' '.join(str(e).split())[:120]})", cause=e)
 
 
 def _show(value: Any) -> str:
@@ -300,7 +295,8 @@ def _inspect_stablehlo(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(about)).decode() + "\n")
         return 0
-    print(f"main({', '.join(about['inputs'])}) -> ({', '.join(about['results'])})")
+    for name, types in about["functions"].items():
+        print(f"{name}({', '.join(types['inputs'])}) -> ({', '.join(types['results'])})")
     print("static" if about["static"] else f"dynamic: {', '.join(about['dynamic']) or 'inside'}")
     for sentence in about["assertions"]:
         print(f"asserts: {sentence}")
@@ -324,6 +320,9 @@ def _inspect(args: argparse.Namespace) -> int:
     contract, mapped = signature.contract, signature.mapped
     if args.verify and mapped is not None:
         mapped.find(args.file)
+    if args.html is not None:
+        args.html.write_text(report.file_page(args.file), encoding="utf-8")
+        return 0
     found = list(pte.delegates(args.file))
     if args.json:
         body = {
@@ -374,7 +373,7 @@ def _embed(args: argparse.Namespace) -> int:
         fail("cli", str(args.output), "is not a .npy file")
     count = len(args.text) if args.file is None else sum(1 for _ in _lines(args.file))  # all of it is read once: UTF-8?
     texts = args.text if args.file is None else _lines(args.file)
-    encoder = Encoder.load(args.model, max_length=args.max_length)
+    encoder = Encoder.load(args.model, max_length=args.max_length, engine=args.engine)
     progress = Progress(count)
     if args.output is None:
         _print_embeddings(encoder, texts, progress)
@@ -435,8 +434,8 @@ def _generate(args: argparse.Namespace) -> int:
     if args.chat and args.raw:
         fail("cli", "--raw", "continues a text, and --chat is a dialogue", "Leave one out")
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.seed)
-    model = open_model(args.model, max_context=args.max_context, quant=args.quant, cache=args.cache, mapped=args.mapped,
-                       weights=args.weights)  # fmt: skip
+    model = open_model(args.model, max_context=args.max_context, quant=args.quant, cache=args.cache,
+                       engine=args.engine, mapped=args.mapped, weights=args.weights)  # fmt: skip
     writer = Writer.of(model, sampling)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where a terminal has not the letter
@@ -453,11 +452,16 @@ def _generate(args: argparse.Namespace) -> int:
         raw = args.raw or not writer.text.template
         show(writer.complete(args.prompt, args.max_tokens) if raw else writer.chat(args.prompt, args.max_tokens))
         return 0
+    failed = 0
     while True:
         if sys.stdin.isatty():
             sys.stderr.write("> ")
             sys.stderr.flush()
         if not (line := sys.stdin.readline()):
-            return 0
+            return failed
         if line.strip():
-            show(writer.chat(line.rstrip("\n"), args.max_tokens))
+            try:
+                show(writer.chat(line.rstrip("\n"), args.max_tokens))
+            except KeepdimError as e:  # of this message alone; the dialogue goes on
+                failed = 1
+                print(e, file=sys.stderr)

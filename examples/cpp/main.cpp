@@ -1,0 +1,72 @@
+// Runs a .pte at the sizes given, with ExecuTorch's own Module and nothing of Python:
+//   runner model.pte 1x1x64 1x17x64 8x256x64
+// A size outside the contract is refused by the delegate, in a sentence in ExecuTorch's log; the next call works.
+#include <executorch/extension/module/module.h>
+#include <executorch/extension/tensor/tensor_ptr.h>
+
+#include <cstdio>
+#include <numeric>
+#include <sstream>
+#include <string>
+#include <vector>
+
+using executorch::aten::SizesType;
+using executorch::aten::Tensor;
+using executorch::extension::make_tensor_ptr;
+using executorch::extension::Module;
+
+namespace {
+
+// "1x17x64"; empty where a part is no size.
+std::vector<SizesType> parse(const std::string& text) {
+  std::vector<SizesType> sizes;
+  std::stringstream stream(text);
+  for (std::string part; std::getline(stream, part, 'x');) {
+    if (part.empty() || part.size() > 6 || part.find_first_not_of("0123456789") != std::string::npos) return {};
+    sizes.push_back(std::stoi(part));
+  }
+  return sizes;
+}
+
+// The same numbers for the same sizes, so that anybody can check the results.
+std::vector<float> numbers(const std::vector<SizesType>& sizes) {
+  std::vector<float> out(std::accumulate(sizes.begin(), sizes.end(), size_t{1}, std::multiplies<>()));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = (static_cast<float>(i % 13) - 6) / 8;
+  return out;
+}
+
+void print(const std::string& size, const Tensor& result) {
+  std::printf("%s -> ", size.c_str());
+  for (ssize_t d = 0; d < result.dim(); ++d) std::printf(d > 0 ? "x%d" : "%d", static_cast<int>(result.size(d)));
+  const float* data = result.const_data_ptr<float>();
+  double sum = 0;
+  for (ssize_t i = 0; i < result.numel(); ++i) sum += data[i];
+  std::printf(": first %.6f, last %.6f, mean %.6f\n", data[0], data[result.numel() - 1], sum / result.numel());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: %s model.pte 1x17x64 [sizes ...]\n", argv[0]);
+    return 2;
+  }
+  Module module(argv[1], Module::LoadMode::Mmap);  // weights stay in the file until they are read
+  int refused = 0;
+  for (int i = 2; i < argc; ++i) {
+    const std::vector<SizesType> sizes = parse(argv[i]);
+    if (sizes.empty()) {
+      std::fprintf(stderr, "%s: no sizes, as in 1x17x64\n", argv[i]);
+      return 2;
+    }
+    const auto input = make_tensor_ptr(sizes, numbers(sizes));
+    const auto results = module.forward(input);
+    if (results.ok()) {
+      print(argv[i], results->at(0).toTensor());
+    } else {
+      std::printf("%s: refused (%s)\n", argv[i], executorch::runtime::to_string(results.error()));
+      ++refused;
+    }
+  }
+  return refused > 0 ? 1 : 0;
+}
