@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, Browser
 from hypothesis import settings
 
 settings.register_profile("same", derandomize=True, deadline=None)  # every run draws the same examples
@@ -26,6 +27,30 @@ def programs(request):
 
 
 @pytest.fixture(scope="session")
+def _chromium():
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(_chromium):
+    """A real browser, with the window of a laptop."""
+    _chromium.size(1400, 860)
+    return _chromium
+
+
+@pytest.fixture(scope="session")
 def golden():
     """The folder of golden files."""
     return Path(__file__).parent / "golden"
+
+
+def pytest_generate_tests(metafunc):
+    """A test with a parameter `engine` runs on every engine that is installed."""
+    if "engine" in metafunc.fixturenames:
+        from engines import ENGINES
+
+        metafunc.parametrize("engine", ENGINES, scope="session")

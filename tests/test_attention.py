@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engines import BACKENDS
 from torch import nn
 from torch.export import Dim, export
 
@@ -54,7 +55,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", ["whole", "decomposed, nothing fused"])
 @pytest.mark.parametrize("form", FORMS)
-def test_bare(form: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare(form: str, way: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = Bare(**FORMS[form]).eval().requires_grad_(False)
     x = torch.randn(2, 7, HEADS * WIDTH)
@@ -64,8 +65,8 @@ def test_bare(form: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         program = program.run_decompositions()
         assert not any("scaled_dot_product" in str(n.target) for n in program.graph.nodes)
         monkeypatch.setattr(passes, "PASSES", ())
-    lowered = keepdim.lower(program)
-    assert (lowered.report.delegates, lowered.report.remaining) == (["KeepdimGgml"], {})
+    lowered = keepdim.lower(program, engine=engine)
+    assert (lowered.report.delegates, lowered.report.remaining) == ([BACKENDS[engine]], {})
     for n in SIZES:
         for batch in (1, 4):
             x = torch.randn(batch, n, HEADS * WIDTH)
@@ -73,7 +74,7 @@ def test_bare(form: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_qwen3_without_a_cache(attention: str) -> None:
+def test_qwen3_without_a_cache(attention: str, engine: str) -> None:
     """Rope, norms of heads, shared heads and a causal mask over the whole sequence."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -92,8 +93,9 @@ def test_qwen3_without_a_cache(attention: str) -> None:
             return self.model(input_ids=tokens, use_cache=False).logits
 
     tokens = torch.randint(256, (1, 7))
-    lowered = keepdim.lower(Logits(), (tokens,), dynamic_shapes=({1: Dim("length", min=1, max=LONGEST)},))
-    assert (lowered.report.delegates, lowered.report.remaining) == (["KeepdimGgml"], {})
+    shapes = ({1: Dim("length", min=1, max=LONGEST)},)
+    lowered = keepdim.lower(Logits(), (tokens,), dynamic_shapes=shapes, engine=engine)
+    assert (lowered.report.delegates, lowered.report.remaining) == ([BACKENDS[engine]], {})
     for n in SIZES:
         tokens = torch.randint(256, (1, n))
         torch.testing.assert_close(lowered(tokens), Logits()(tokens), atol=1e-5, rtol=0)

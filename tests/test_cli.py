@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from engines import BACKENDS
 
-from keepdim import cli
+from keepdim import cli, report
 
 FACTORY = """
 import torch
@@ -31,6 +32,15 @@ def make():
 def wrong():
     return Net()
 
+def bare():
+    return Net(), torch.randn(1, 3, 8), None
+
+def four():
+    return Net(), (), None, {}
+
+def broken():
+    return 1 / 0
+
 def nomax():
     return Net().eval(), (torch.randn(1, 3, 8), 2), ({1: Dim("length", min=1)}, None)
 
@@ -43,6 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the factory file and, lowered from it, net.pte."""
     path = tmp_path_factory.mktemp("cli")
     (path / "net.py").write_text(FACTORY)
+    (path / "wrong.py").write_text("def make(:\n")
     assert cli.main(["lower", f"{path / 'net.py'}:make", "-o", str(path / "net.pte")]) == 0
     return path
 
@@ -63,6 +74,26 @@ def test_lower_prints_the_contract_and_shows_progress(folder: Path, capsys: pyte
     assert "length: 1..16 from input 0 'x' dim 1" in out and "KeepdimGgml" in out
     assert "keepdim: exporting" in err and "keepdim: lowering" in err
     assert logging.getLogger("keepdim").handlers == before
+
+
+def test_an_engine_by_its_name(folder: Path, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lowered for any engine; all else is the same: run, inspect, its page, audit."""
+    file, page = folder / f"{engine}.pte", folder / f"{engine}.html"
+    code, out, _ = run(capsys, "lower", f"{folder / 'net.py'}:make", "-o", file, "--engine", engine)
+    assert code == 0 and f"1 x {BACKENDS[engine]}" in out
+    want = run(capsys, "run", folder / "net.pte", "--input", "x=ones:1,16,8")[1]
+    assert run(capsys, "run", file, "--input", "x=ones:1,16,8")[1] == want  # five digits
+    code, out, _ = run(capsys, "run", file, "--input", "x=ones:1,16,8", "--profile", "--html", page)
+    assert code == 0 and "linear" in out and report.ENGINES[BACKENDS[engine]] in page.read_text()
+    assert f"delegate 0: {BACKENDS[engine]}" in run(capsys, "inspect", file)[1]
+    code, out, _ = run(capsys, "audit", f"{folder / 'net.py'}:make", "--partitioner", engine)
+    assert code == 0 and "nothing lost" in out and run(capsys, "audit", file)[0] == 0
+
+
+def test_an_engine_that_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sentence lists those there are."""
+    code, _, err = run(capsys, "lower", f"{folder / 'net.py'}:make", "-o", folder / "none.pte", "--engine", "abacus")
+    assert code == 1 and "[lower] engine 'abacus': is not known (there are: ggml, mlx)." in err
 
 
 def test_run_makes_inputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +163,15 @@ def test_verify_finds_a_changed_weight(folder: Path, capsys: pytest.CaptureFixtu
         (["lower", "{d}/net.py:value", "-o", "{d}/x.pte"], "there is no such function"),
         (["lower", "{d}/net.py", "-o", "{d}/x.pte"], "[cli]"),
         (["lower", "{d}/net.py:wrong", "-o", "{d}/x.pte"], "Return (model, args, dynamic_shapes)"),
+        (["lower", "{d}/net.py:bare", "-o", "{d}/x.pte"], "returned Net, Tensor, NoneType. Return (model, args, "),
+        (["lower", "{d}/net.py:four", "-o", "{d}/x.pte"], "returned Net, tuple, NoneType, dict."),
+        (["lower", "{d}/net.py:broken", "-o", "{d}/x.pte"], "failed in line 27: ZeroDivisionError: division by zero."),
+        (["lower", "{d}/wrong.py:make", "-o", "{d}/x.pte"], "wrong.py:make: failed: SyntaxError"),
+        (["audit", "{d}/net.py:make", "--seconds", "0"], "--seconds 0: is no time for a trial"),
+        (["audit", "{d}/net.py:make", "--html", "{d}/none/a.html"], "its folder does not exist"),
+        (["audit", "{d}/net.py:make", "--partitioner", "{d}/net.py:Net"], "Net: is no ExecuTorch partitioner"),
+        (["run", "{d}/net.pte", "--profile", "--html", "{d}/none/a.html"], "its folder does not exist"),
+        (["inspect", "{d}/net.pte", "--html", "{d}/none/a.html"], "No such file or directory"),
         (["lower", "{d}/net.py:nomax", "-o", "{d}/x.pte"], "has no upper bound"),
         (["run", "{d}/none.pte"], "cannot be opened"),
         (["run", "{d}/net.py"], "[load]"),

@@ -16,7 +16,7 @@ import keepdim
 from keepdim import _native, passes, pte, quant, reference
 from keepdim.capture import capture
 from keepdim.cli import main
-from keepdim.lowering import lower_whole
+from keepdim.lowering import ENGINES, lower_whole
 from keepdim.passes import clean, fold, merge
 from keepdim.program import Program
 
@@ -85,12 +85,12 @@ def only(module: keepdim.Module) -> Program:
 # ---------------------------------------------------------------- models
 @pytest.mark.parametrize("model", [Branches, Layers])
 @pytest.mark.parametrize("stock", [False, True], ids=["in one piece", "stock flow"])
-def test_a_choice_by_sizes_is_inside_the_delegate(model: Any, stock: bool) -> None:
+def test_a_choice_by_sizes_is_inside_the_delegate(model: Any, stock: bool, engine: str) -> None:
     """Nested, with several results, in every layer: one delegate, whose weights stand once in the file."""
     torch.manual_seed(0)
     eager = model().eval().requires_grad_(False)
-    parts = [keepdim.GgmlPartitioner()] if stock else None
-    lowered = keepdim.lower(eager, (torch.randn(7, 8),), dynamic_shapes=N(), partitioner=parts)
+    parts = [ENGINES[engine]()] if stock else None
+    lowered = keepdim.lower(eager, (torch.randn(7, 8),), dynamic_shapes=N(), partitioner=parts, engine=engine)
     check(lowered, eager)
     p = only(lowered)
     assert sum(n.op == "cond" for n in p.walk()) == (2 if model is Branches else 4)
@@ -118,18 +118,18 @@ def test_only_the_branch_that_is_taken_is_planned() -> None:
     assert lowered.counters()[0]["built"] == 2 and lowered.counters()[0]["reused"] == 1
 
 
-def test_nan_of_the_other_branch_does_not_show() -> None:
+def test_nan_of_the_other_branch_does_not_show(engine: str) -> None:
     class Nan(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cond(x.shape[0] <= 5, lambda x: (x - 1000).log(), lambda x: x * 2, (x,))
 
-    lowered = keepdim.lower(Nan(), (torch.randn(7, 8),), dynamic_shapes=N())
+    lowered = keepdim.lower(Nan(), (torch.randn(7, 8),), dynamic_shapes=N(), engine=engine)
     only(lowered)
     for n in SIZES:
         assert bool(lowered(torch.randn(n, 8)).isnan().all()) == (n <= 5)
 
 
-def test_and_or_of_two_sizes() -> None:
+def test_and_or_of_two_sizes(engine: str) -> None:
     class Two(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             a, b = x.shape[0], y.shape[0]
@@ -138,7 +138,7 @@ def test_and_or_of_two_sizes() -> None:
 
     eager = Two()
     shapes = ({0: Dim("a", min=1, max=6)}, {0: Dim("b", min=1, max=9)})
-    lowered = keepdim.lower(eager, (torch.randn(5, 2), torch.randn(7, 2)), dynamic_shapes=shapes)
+    lowered = keepdim.lower(eager, (torch.randn(5, 2), torch.randn(7, 2)), dynamic_shapes=shapes, engine=engine)
     only(lowered)
     for a in range(1, 7):
         for b in range(1, 10):
@@ -261,13 +261,43 @@ def test_a_dispatch_in_a_file(other: Any, tmp_path: Any, capsys: Any) -> None:
 
 
 def test_weights_in_the_branch_of_another() -> None:
-    """XNNPACK wants linear whole, and weights of its own, which a branch does not have: it takes the rest."""
+    """XNNPACK wants linear whole, and weights of its own: it gets them, and nothing is left over."""
     a, b = nn.Linear(8, 8), nn.Linear(8, 8)
     d = keepdim.dispatch(axes={"n": "input.shape[0]"}, domain={"n": (1, 40)}, name="d").impl(a, upto=5, name="one")
     d.impl(nn.Sequential(a, nn.ReLU(), b), name="two", partitioner=XnnpackPartitioner()).requires_grad_(False)
     lowered = keepdim.lower(d, (torch.randn(7, 8),), dynamic_shapes=(N(),))
     check(lowered, d)
     assert {x.backend for x in pte.delegates(lowered.path)} == {"KeepdimGgml", "XnnpackBackend"}
+    assert list(lowered.report.remaining) == ["cond"]
+
+
+class Data(nn.Module):
+    """Two choices by values, one inside the other, that share weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("c", torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x[0, 0] > 0, lambda x: self.b(x) + self.c, lambda x: self.a(x) * self.c, (x,))
+
+        return torch.cond(x[0, 1] > 0, lambda x: self.a(x).relu(), inner, (x,)) @ self.b.weight
+
+
+def test_weights_in_branches_on_data() -> None:
+    """They are constants of the delegates inside, each in the file once, whoever else has them."""
+    eager = Data().eval().requires_grad_(False)
+    lowered = keepdim.lower(eager, (torch.randn(7, 8),), dynamic_shapes=N())
+    for n in (1, 7, 40, 2, 1):
+        for signs in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
+            x = torch.randn(n, 8)
+            x[0, :2] = torch.tensor(signs)
+            torch.testing.assert_close(lowered(x), eager(x))
+    programs = [d.program for d in pte.delegates(lowered.path) if d.program is not None]
+    multiply = [p for p in programs if {"linear", "matmul"} & {n.op for n in p.nodes}]
+    assert len(multiply) == 4 and all(len(p.contract.inputs) == 1 for p in multiply)
 
 
 def test_two_of_one_name_have_one_partitioner() -> None:

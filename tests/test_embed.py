@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from browser import Browser, open_page
+from engines import BACKENDS
 from torch.export import Dim
 
 import keepdim
@@ -39,6 +41,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def encoder(cache: Path) -> Encoder:
     """Lowered here, once."""
     return Encoder.load("minilm", max_length=512)
+
+
+@pytest.fixture(scope="module")
+def encoder_of(engine: str, cache: Path, encoder: Encoder) -> Encoder:
+    """The same on every engine."""
+    return encoder if engine == "ggml" else Encoder.load("minilm", max_length=512, engine=engine)
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +90,11 @@ def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
     assert torch.cosine_similarity(got.double(), want.double()).min() >= 0.999999
 
 
-def test_the_whole_graph_is_one_delegate(encoder: Encoder) -> None:
+def test_the_whole_graph_is_one_delegate(engine: str, encoder_of: Encoder) -> None:
     """Embedding, mask, attention, pooling and normalisation; the contract is what was declared."""
-    report = encoder.module.report
-    assert report is not None and report.remaining == {} and report.delegates == ["KeepdimGgml"]
-    ranges = {s.name: (s.lo, s.hi) for s in encoder.module.contract.symbols}
+    report = encoder_of.module.report
+    assert report is not None and report.remaining == {} and report.delegates == [BACKENDS[engine]]
+    ranges = {s.name: (s.lo, s.hi) for s in encoder_of.module.contract.symbols}
     assert ranges == {"batch": (1, 32), "length": (1, 512)}
 
 
@@ -106,12 +114,12 @@ def test_batches_of_any_size_and_mixed_lengths(encoder: Encoder, tokens: list[li
         assert_same(encoder.module(*padded([tokens[i] for i in part])), wanted[part])
 
 
-def test_sizes_go_up_and_down(encoder: Encoder, eager: Pooled) -> None:
+def test_sizes_go_up_and_down(encoder_of: Encoder, eager: Pooled) -> None:
     """Both ends of both ranges, in one loaded program, and back again."""
     for batch, length in ((1, 1), (32, 1), (2, 7), (1, 512), (32, 33), (1, 1), (5, 511), (2, 7), (32, 2)):
         ids = torch.randint(1000, 30000, (batch, length))
         mask = (torch.arange(length) <= torch.randint(0, length, (batch, 1))).to(torch.int64)
-        assert_same(encoder.module(ids, mask), eager(ids, mask))
+        assert_same(encoder_of.module(ids, mask), eager(ids, mask))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +196,7 @@ def test_the_second_start_lowers_nothing(
     encoder: Encoder, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The file is found by what it was made from; a corrupt one is replaced; nothing half-written stays."""
-    (kept,) = (cache / "keepdim").glob("embed*")
+    kept, files = embed.cached_path(model_folder("minilm"), 512), set((cache / "keepdim").glob("*"))
     made = []
     monkeypatch.setattr(embed, "lower_model", lambda *_: made.append(1) or encoder.module)  # type: ignore[func-returns-value]
     again = Encoder.load("minilm", max_length=512)
@@ -198,7 +206,7 @@ def test_the_second_start_lowers_nothing(
     with caplog.at_level(logging.WARNING, "keepdim"):
         Encoder.load("minilm")
     assert made == [1] and "the cached file is not used: [load]" in caplog.text
-    assert list((cache / "keepdim").glob("embed*")) == [kept]
+    assert set((cache / "keepdim").glob("*")) == files
     Encoder.load("minilm")
     assert made == [1]
 
@@ -242,7 +250,7 @@ def test_a_checkpoint_folder(checkpoint: Path, cache: Path) -> None:
     shutil.rmtree(checkpoint / "1_Pooling")
 
 
-def test_the_mask_that_transformers_makes(checkpoint: Path) -> None:
+def test_the_mask_that_transformers_makes(checkpoint: Path, engine: str) -> None:
     """A mask of rank 2 becomes one of rank 4 by indexing inside the model: that is delegated too."""
 
     class Plain(torch.nn.Module):
@@ -255,7 +263,7 @@ def test_the_mask_that_transformers_makes(checkpoint: Path) -> None:
 
     model, dims = Plain().eval(), {0: Dim("batch", min=1, max=8), 1: Dim("length", min=1, max=48)}
     ids = torch.randint(1000, 30000, (2, 7))
-    lowered = keepdim.lower(model, (ids, torch.ones_like(ids)), dynamic_shapes=(dims, dims))
+    lowered = keepdim.lower(model, (ids, torch.ones_like(ids)), dynamic_shapes=(dims, dims), engine=engine)
     assert lowered.report is not None and lowered.report.remaining == {} and len(lowered.report.delegates) == 1
     for batch, length in ((1, 1), (8, 48), (3, 5), (1, 1)):
         ids = torch.randint(1000, 30000, (batch, length))
@@ -294,6 +302,15 @@ def test_embed_prints_a_line_a_text(encoder: Encoder, capsys: pytest.CaptureFixt
     lines = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and [line["text"] for line in lines] == texts, err
     assert torch.equal(torch.tensor([line["embedding"] for line in lines]), encoder.encode(texts))
+
+
+def test_embed_on_every_engine(engine: str, encoder_of: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name is all that changes."""
+    assert cli.main(["embed", "a text", "another one", "--engine", engine]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert torch.equal(
+        torch.tensor([line["embedding"] for line in lines]), encoder_of.encode(["a text", "another one"])
+    )
 
 
 def test_embed_writes_a_row_a_line(encoder: Encoder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -358,3 +375,11 @@ def test_without_the_extra(package: str, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setitem(sys.modules, package, None)
     code, _, err = run(capsys, "text")
     assert code == 1 and err == f"[embed] {package}: is not installed. Install the extra: pip install 'keepdim[hf]'.\n"
+
+
+def test_its_page(encoder: Encoder, tmp_path: Path, browser: Browser) -> None:
+    """All of it in one delegate; it opens at once, and sliders answer."""
+    file = embed.cached_path(model_folder("minilm"), 512)
+    assert cli.main(["inspect", str(file), "--html", str(tmp_path / "page.html")]) == 0
+    open_page(browser, tmp_path / "page.html")
+    assert "in one delegate" in browser.run('document.getElementById("where").innerText')

@@ -28,10 +28,10 @@ class Function(nn.Module):
         return self.f(x, i)
 
 
-def lowered(name: str) -> keepdim.Module:
+def lowered(name: str, engine: str) -> keepdim.Module:
     torch.manual_seed(0)
     c = CASES[name]()
-    return lower(c, c.model())
+    return lower(c, c.model(), engine)
 
 
 # ---------------------------------------------------------------- sizes that data decides
@@ -87,15 +87,15 @@ def test_results_are_checked(rows: int, outs: list[int], sentence: str) -> None:
     check([torch.zeros(3, 4)], [torch.zeros(2), 2])
 
 
-def test_what_follows_a_choice_is_delegated() -> None:
+def test_what_follows_a_choice_is_delegated(engine: str) -> None:
     """The layer on rows that data chose runs in a delegate; nothing is planned for more than the input could give."""
-    m = lowered("mask_as_index")
+    m = lowered("mask_as_index", engine)
     assert m.report is not None and m.report.delegated["aten.linear.default"] == 1
     assert m._method.planned_bytes < 4096
 
 
-def test_a_file_keeps_what_data_decides(tmp_path: Any) -> None:
-    m = lowered("nonzero")
+def test_a_file_keeps_what_data_decides(engine: str, tmp_path: Any) -> None:
+    m = lowered("nonzero", engine)
     m.save(tmp_path / "m.pte")
     again = keepdim.load(tmp_path / "m.pte")
     x = R(7, 4)
@@ -116,8 +116,8 @@ def test_a_check_that_nobody_can_make_is_noted() -> None:
 
 
 # ---------------------------------------------------------------- loops
-def test_bodies_of_loops_are_delegated() -> None:
-    m = lowered("scan_of_a_cell")
+def test_bodies_of_loops_are_delegated(engine: str) -> None:
+    m = lowered("scan_of_a_cell", engine)
     assert m.report is not None and m.report.delegated["aten.linear.default"] == 2
     assert m.counters()[-1]["calls"] == 0
     call(m, (R(7, 2, 4),))
@@ -152,9 +152,9 @@ def test_the_host_lists_executorch_s_kernels() -> None:
     assert {"aten::add.out", "aten::nonzero.out", "executorch_prim::et_copy_index.tensor"} <= set(names)
 
 
-def test_a_kernel_s_refusal_says_which_and_why() -> None:
+def test_a_kernel_s_refusal_says_which_and_why(engine: str) -> None:
     """ExecuTorch gives a number; the sentence has the op, the instruction and the check; the next call works."""
-    m = lowered("rows_repeated")
+    m = lowered("rows_repeated", engine)
     with pytest.raises(KeepdimError) as e:
         m(R(2, 4), torch.tensor([-1, 5]))
     kernel = "ExecuTorch's kernel aten::repeat_interleave.Tensor_out refused its operands at instruction 0:0"

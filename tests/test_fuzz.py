@@ -13,7 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 COUNT = 6000
-BROKEN = ("[build] ggml: ", "': built ", ": no kernel for", "[run] ggml: the graph")  # its own promises, broken
+# Its own promises, broken.
+BROKEN = ("[build] ggml: ", "': built ", ": no kernel for", "[run] ggml: the graph", "[run] mlx: ")
 LARGE = 1_000_000  # elements of one tensor; larger ones are not run
 WIDTH = {
     "f32": "f4",
@@ -380,7 +381,7 @@ def array(spec, values, rng):
     return x.astype(WIDTH[spec["dtype"]])
 
 
-def attempt(data, rng):
+def attempt(engine, data, rng):
     """One program: verified, loaded, run at two sizes; the answer is what became of it."""
     from keepdim import _native
 
@@ -395,7 +396,7 @@ def attempt(data, rng):
         values = _native.eval_dims(data, runs[0])
         kept = [v for v in json.loads(data)["values"] if v["kind"] != "temp"]
         weights = {v["key"]: array(v, values, rng).tobytes() for v in kept}
-        delegate = _native.Delegate("ggml", data, weights)
+        delegate = _native.Delegate(engine, data, weights)
     except _native.Error:
         return "refused"
     except TooLarge:
@@ -424,7 +425,7 @@ def arguments(contract, symbols, values, rng):
     return args
 
 
-def main(current, folder):
+def main(engine, current, folder):
     """Print what became of every mutant; `current` holds the program under way, for whoever finds us dead."""
     import numpy as np
 
@@ -435,13 +436,13 @@ def main(current, folder):
     _native.set_options(memory_limit=256 << 20, threads=1)
     seeds = lowered() + [hand_made(op) for op in OPS]
     rng = np.random.default_rng(0)
-    healthy = Counter(attempt(json.dumps(s).encode(), rng) for s in seeds)
+    healthy = Counter(attempt(engine, json.dumps(s).encode(), rng) for s in seeds)
     counts = Counter()
     for i, data in enumerate(mutants(seeds, COUNT)):
         Path(current).write_bytes(data)
         if folder:
             Path(folder, f"{i:04}.json").write_bytes(data)
-        counts[attempt(data, rng)] += 1
+        counts[attempt(engine, data, rng)] += 1
     _native.set_options(**before)
     print(
         json.dumps(
@@ -455,17 +456,17 @@ def main(current, folder):
     )
 
 
-def test_mutated_programs(tmp_path, programs):
+def test_mutated_programs(engine, tmp_path, programs):
     """Every mutant is refused or runs, in a process that ends well; every op of the engine is among the seeds."""
     from keepdim import _native
 
     current = tmp_path / "current.json"
-    command = [sys.executable, __file__, str(current), str(programs or "")]
+    command = [sys.executable, __file__, engine, str(current), str((engine == "ggml" and programs) or "")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     last = current.read_text() if current.exists() else "no program yet"
     assert done.returncode == 0, f"exit code {done.returncode} at\n{last}\n{done.stderr[-3000:]}"
     counts = json.loads(done.stdout.splitlines()[-1])
-    assert set(counts.pop("ops")) >= set(_native.engines()["ggml"])
+    assert set(counts.pop("ops")) >= set(_native.engines()["ggml"])  # every engine has the same
     assert counts.pop("healthy") == counts.pop("seeds") >= 9 + len(OPS)
     assert sum(counts.values()) == COUNT
     assert counts["refused"] > COUNT // 3 and counts["refused at run"] > COUNT // 20 and counts["ran"] > COUNT // 10, (

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from browser import Browser, open_page
 
 from keepdim import KeepdimError, cli
 from keepdim.generate import Sampling, Writer, open_model
@@ -65,7 +66,7 @@ def test_another_file_is_no_language_model(tmp_path: Path) -> None:
         open_model(tmp_path / "m.pte")
 
 
-def test_a_checkpoint_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_a_checkpoint_folder(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     """Lowered and kept; weights that cannot be in the dtype asked for are named; a text side without a template."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -81,7 +82,7 @@ def test_a_checkpoint_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / folder)
     model = model.float()
     want = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)[0, 3:].tolist()
-    command = ["generate", str(tmp_path / "bf16"), "--prompt", "w5 w6 w7", "--max-tokens", "4"]
+    command = ["generate", str(tmp_path / "bf16"), "--prompt", "w5 w6 w7", "--max-tokens", "4", "--engine", engine]
     for _ in range(2):  # lowered, then loaded
         assert cli.main(command) == 0
         assert capsys.readouterr().out.split() == [f"w{i}" for i in want]
@@ -92,7 +93,7 @@ def test_a_checkpoint_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         "9 weights are not in the dtype asked for; the first: model.model.embed_tokens.weight [96, 64]: wanted" in said
     )
     with pytest.raises(KeepdimError, match=r"\[generate\] chat: the model has no chat template"):
-        next(Writer.of(open_model(tmp_path / "bf16")).chat("w1"))
+        next(Writer.of(open_model(tmp_path / "bf16", engine=engine)).chat("w1"))
 
 
 # ---------------------------------------------------------------- the real model
@@ -137,6 +138,18 @@ def test_chat_on_the_command_line(
         assert cli.main(["generate", str(smollm2), "--chat", "--max-tokens", "16", *sampling]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] and said[0].count("\n") >= 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("word " * 600 + "\nWhat is the capital of France?\n"))
+    assert cli.main(["generate", str(smollm2), "--chat", "--max-tokens", "16"]) == 1
+    out, err = capsys.readouterr()
+    assert "the context is 512" in err and "Paris" in out  # an error is of its message alone
+
+
+def test_its_page(smollm2: Path, tmp_path: Path, browser: Browser) -> None:
+    """Thirty layers are one card; the caches are state; it opens at once, and sliders answer."""
+    assert cli.main(["inspect", str(smollm2), "--html", str(tmp_path / "page.html")]) == 0
+    open_page(browser, tmp_path / "page.html")
+    about = browser.run("[keepdim.view.canvas.layout.boxes.map((b) => b.kind + b.title), keepdim.model.state]")
+    assert any(b.startswith("serieslayers.") for b in about[0]) and about[1] > 0
 
 
 def test_a_prompt_beyond_the_context(smollm2: Path) -> None:
@@ -184,7 +197,7 @@ def test_templates_of_others(smollm2: Path) -> None:
 
 def test_a_lowered_file_has_its_own_settings(smollm2: Path) -> None:
     """They are not set aside without a word; a context that the model does not have is not made shorter."""
-    for more in ({"cache": "f32"}, {"quant": "q8_0"}, {"max_context": 64}, {"mapped": True}):
+    for more in ({"cache": "f32"}, {"quant": "q8_0"}, {"engine": "mlx"}, {"max_context": 64}, {"mapped": True}):
         with pytest.raises(KeepdimError, match=rf"\[generate\] {next(iter(more))}: smollm2.pte is lowered"):
             open_model(smollm2, **more)  # type: ignore[arg-type]
     for context in (0, 10**6):

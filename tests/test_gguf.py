@@ -152,6 +152,30 @@ def test_rope_of_llama3(tmp_path: Path) -> None:
         reading.read(tmp_path / "m.gguf")
 
 
+def test_longrope(tmp_path: Path) -> None:
+    """Phi's files have both sets of factors as tensors, and no word that says longrope."""
+    width = small("phi3").model.rotary_emb.inv_freq.numel()
+    short, long = (1 + np.arange(width, dtype="f4") / d for d in (8, 2))
+    rope = {"rope_type": "longrope", "short_factor": short.tolist(), "long_factor": long.tolist(),
+            "original_max_position_embeddings": 64, "factor": 4.0, "attention_factor": 1.19}  # fmt: skip
+    model = small("phi3", max_position_embeddings=256, original_max_position_embeddings=64,
+                  rope_parameters={**small("phi3").config.rope_parameters, **rope})  # fmt: skip
+    fields = {"rope.scaling.original_context_length": 64, "context_length": 256, "rope.scaling.attn_factor": 1.19}
+    tensors = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
+    write_gguf(tmp_path / "m.gguf", model, family="phi3", fields=fields, tensors=tensors)
+    found = reading.read(tmp_path / "m.gguf").model
+    torch.testing.assert_close(eager(found), eager(model), rtol=0, atol=1e-5)
+    assert (eager(found) - eager(small("phi3"))).abs().max() > 1e-3  # it makes a difference
+    tokens = torch.arange(40) % 50
+    lowered = keepdim.lower_llm(found, max_context=64)
+    torch.testing.assert_close(lowered(tokens), model(tokens[None]).logits[0, -1:], rtol=0, atol=1e-4)
+    with pytest.raises(KeepdimError, match="max_context: 65 is more than 64"):
+        keepdim.lower_llm(found, max_context=65)
+    write_gguf(tmp_path / "m.gguf", model, family="phi3", fields=fields, tensors={"rope_factors_long.weight": long})
+    with pytest.raises(KeepdimError, match="has not all that its rope is scaled by. Needed: rope_factors_short.weight"):
+        reading.read(tmp_path / "m.gguf")
+
+
 NO_PLACE = r"has no place in LlamaForCausalLM"
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "longrope": (

@@ -17,6 +17,7 @@ RUNTIME = ROOT / "runtime"
 # module ← cli
 SEES = {
     "errors": set(),
+    "factory": {"errors"},
     "bounds": {"errors"},
     "dims": {"errors", "bounds"},
     "contract": {"errors", "bounds", "dims"},
@@ -26,10 +27,11 @@ SEES = {
     "cache": {"_native", "errors"},
     "mapped": {"errors", "cache"},
     "signature": {"errors", "contract", "mapped", "tables"},
-    "refine": {"errors"},
+    "mlir": {"errors"},
+    "refine": {"errors", "mlir"},
     "hlo": {
         *("_native", "errors", "cache", "dims", "contract", "reading", "program", "signature", "quant", "ops"),
-        *("passes", "nodes", "frontend", "propagate", "capture", "lowering", "refine"),
+        *("passes", "nodes", "frontend", "propagate", "capture", "lowering", "refine", "mlir", "turns"),
     },
     "pte": {"errors", "program", "signature"},
     "torch_ops": {"quant"},
@@ -37,7 +39,8 @@ SEES = {
     "quant": {"_native", "errors", "contract"},
     "reference": {"errors", "dims", "contract", "program", "quant", "torch_ops"},
     "passes": {"dims", "contract", "program", "ops", "reference"},
-    "nodes": {"dims", "reading"},
+    "nodes": {"dims", "reading", "ranges"},
+    "outline": {"contract", "dims", "nodes", "pte", "reading"},
     "frontend": {"nodes", "_native", "errors", "dims", "contract", "reading", "program", "quant", "ops", "passes"},
     "propagate": {"errors", "dims", "contract", "reading"},
     "loops": {"errors", "reading", "nodes"},
@@ -57,6 +60,8 @@ SEES = {
             "tracing",
         ),
         "ranges",
+        "owned",
+        "_native",
     },
     "whole": {"contract", "dims", "ops", "passes", "quant", "frontend", "partition"},
     "trials": {"errors", "dims", "contract", "propagate"},
@@ -69,28 +74,39 @@ SEES = {
     "lowering": {
         *("errors", "dims", "contract", "reading", "program", "signature", "pte"),
         *("ops", "nodes", "frontend", "kernels", "loops", "propagate", "partition", "capture", "tracing"),
-        *("mapped", "passes", "quant", "whole", "foreign", "ranges"),
+        *("mapped", "passes", "quant", "whole", "foreign", "ranges", "owned", "outline", "_native"),
     },
-    "module": {"_native", "errors", "signature", "pte", "splits", "capture", "lowering"},
+    "module": {"_native", "errors", "signature", "pte", "splits", "turns", "capture", "lowering"},
     "splits": {"_native", "errors", "cache", "contract", "quant", "tables", "text", "ranges"},
-    "foreign": {"errors", "dims", "contract", "reading", "nodes", "propagate", "partition", "ranges"},
+    "owned": {"reading", "nodes"},
+    "foreign": {"owned", "errors", "dims", "contract", "reading", "nodes", "propagate", "partition", "ranges"},
     "tables": {"errors"},
     "progress": set(),
+    "turns": set(),
     "ranges": {"errors", "cache", "tracing", "tables", "progress"},
     "demo": {"module"},
     "embed": {"errors", "module", "cache"},
     "llm": {
         *("_native", "errors", "contract", "reading", "mapped", "signature", "quant", "torch_ops"),
-        *("capture", "lowering", "module", "ops"),
+        *("capture", "lowering", "module", "ops", "turns"),
     },
     "gguf": {"errors", "mapped", "quant"},
     "generate": {"errors", "cache", "llm", "gguf"},
+    "auditing": {
+        *("errors", "dims", "contract", "reading", "signature", "pte", "trials", "capture", "partition", "foreign"),
+        *("lowering", "module", "turns"),
+    },
+    "cost": {"contract", "dims", "program"},
+    "profile": {"module"},
+    "inputs": {"contract", "errors"},
+    "report": {"profile", "contract", "cost", "dims", "outline", "program", "pte", "signature"},
     "cli": {
+        *("report", "profile", "inputs", "factory"),
         *("errors", "contract", "signature", "pte", "module", "progress", "splits", "demo", "embed", "generate"),
-        *("refine", "hlo"),
+        *("refine", "hlo", "auditing"),
     },
     "__main__": {"cli"},
-    "__init__": {"_native", "errors", "contract", "module", "llm", "partition", "ranges", "hlo"},
+    "__init__": {"_native", "errors", "contract", "module", "llm", "partition", "ranges", "hlo", "auditing"},
 }
 FILES = sorted({p.relative_to(PACKAGE).parts[0].removesuffix(".py") for p in PACKAGE.rglob("*.py")})
 
@@ -141,23 +157,25 @@ def includes(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", sources(RUNTIME), ids=lambda p: str(p.relative_to(RUNTIME)))
 def test_foreign_headers_stand_in_one_place(path: Path) -> None:
-    """ExecuTorch only in its two hosts, ggml only in runtime/ggml, nanobind only in python.cpp."""
+    """ExecuTorch only in its two hosts, an engine's library only in its folder, nanobind only in python.cpp."""
     where = path.relative_to(RUNTIME)
     for header in includes(path):
         if header.startswith("executorch/"):
             assert str(where) in ("backend.cpp", "method.cpp", "executorch.h"), header
         if re.match(r"(ggml|gguf)[-_a-z]*\.h$", header) and header != "ggml_engine.h":
             assert where.parts[0] == "ggml", header
+        if header.startswith("mlx/"):
+            assert where.parts[0] == "mlx", header
         if header.startswith("nanobind/") or header == "Python.h":
             assert str(where) == "python.cpp", header
 
 
 def test_the_core_does_not_include_an_engine() -> None:
-    """dims ← program ← plan ← engine: no core file includes one of runtime/ggml but the one that registers it."""
-    core = {"error", "dims", "program", "contract", "plan", "engine", "cpu"}
+    """dims ← program ← rules ← plan ← engine: no core file includes one of an engine but the one that registers it."""
+    core = {"error", "dims", "program", "contract", "rules", "quant", "plan", "engine", "cpu"}
     for path in sources(RUNTIME):
         if path.parent == RUNTIME and path.stem in core:
-            assert not [h for h in includes(path) if "ggml" in h], path.name
+            assert not [h for h in includes(path) if "ggml" in h or "mlx" in h], path.name
 
 
 @pytest.mark.parametrize("name", [n for n in FILES if n not in ("cli", "demo")])

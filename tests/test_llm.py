@@ -68,10 +68,10 @@ def worst(lowered: LanguageModel, tokens: torch.Tensor, want: torch.Tensor, chun
 
 
 @pytest.fixture(scope="module")
-def qwen() -> tuple[Any, LanguageModel]:
+def qwen(engine: str) -> tuple[Any, LanguageModel]:
     """A tiny Qwen3, in eager and lowered."""
     model = tiny("Qwen3")
-    return model, lower_llm(model, CONTEXT)
+    return model, lower_llm(model, CONTEXT, engine=engine)
 
 
 TOKENS = torch.randint(VOCABULARY, (95,), generator=torch.Generator().manual_seed(1))
@@ -103,10 +103,10 @@ def test_rewind(qwen: tuple[Any, LanguageModel]) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families(family: str) -> None:
+def test_families(family: str, engine: str) -> None:
     """Each with its own norms, biases, gates, windows and rotations."""
     model = tiny(family)
-    lowered = lower_llm(model, CONTEXT)
+    lowered = lower_llm(model, CONTEXT, engine=engine)
     assert worst(lowered, TOKENS, wanted(model, TOKENS), [31, 1, 1, 17, 45]) < 2e-5
     assert model.config._attn_implementation == "sdpa"  # the model is as it was
     assert not any("keepdim" in name for name, _ in model.named_buffers())
@@ -118,21 +118,21 @@ def test_eager_attention_lowers_the_same() -> None:
     assert worst(lower_llm(model, CONTEXT), TOKENS, wanted(model, TOKENS), [31, 1, 1]) < 1e-5
 
 
-def test_a_cache_of_halves() -> None:
+def test_a_cache_of_halves(engine: str) -> None:
     """Keys and values rounded to f16 move logits a little."""
     model = tiny("Llama")
-    lowered = lower_llm(model, CONTEXT, cache="f16")
-    full = lower_llm(model, CONTEXT)
+    lowered = lower_llm(model, CONTEXT, cache="f16", engine=engine)
+    full = lower_llm(model, CONTEXT, engine=engine)
     off = worst(lowered, TOKENS, wanted(model, TOKENS), [31, 1, 40])
     assert 0 < off < 2e-2  # f16 has 11 bits, and logits of this model go up to ten
     (half,), (whole,) = lowered.module.counters(), full.module.counters()
     assert 2 * half["state_bytes"] == whole["state_bytes"]
 
 
-def test_a_cache_of_blocks() -> None:
+def test_a_cache_of_blocks(engine: str) -> None:
     """Keys and values of 8 bits: as far off as eager is when they are rounded so."""
     model = tiny("Qwen3", head_dim=32)
-    lowered, full = lower_llm(model, CONTEXT, cache="q8_0"), lower_llm(model, CONTEXT)
+    lowered, full = (lower_llm(model, CONTEXT, cache=c, engine=engine) for c in ("q8_0", "f32"))
     off = worst(lowered, TOKENS, wanted(model, TOKENS), [31, 1, 40, 1])
     assert 0 < off < 0.2  # a step of q8_0 is 1/127 of the largest of 32, and logits of this model go up to ten
     (blocks,), (whole,) = lowered.module.counters(), full.module.counters()
@@ -315,7 +315,8 @@ def test_steps_leave_nothing_behind(qwen: tuple[Any, LanguageModel]) -> None:
     """Memory after 10,000 steps is that after 1,000."""
 
     def resident() -> int:
-        return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+        status = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
 
     _, lowered = qwen
     used = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.export import Dim, export
 
 import keepdim
 from keepdim import KeepdimError, pte
+from keepdim.lowering import ENGINES
 
 TOLERANCE = 1e-5  # max |difference|, of f32 results of about 1
 
@@ -74,22 +76,22 @@ class SimpleModel(nn.Module):
 SHAPES = {"x": {1: Dim("seq_len", min=1, max=256)}}
 
 
-def test_the_stock_flow_keeps_the_ranges() -> None:
+def test_the_stock_flow_keeps_the_ranges(engine: str) -> None:
     """Equal range constraints before and after, and a delegate that knows the symbol."""
     ep = export(SimpleModel(), (torch.randn(1, 3, 64),), dynamic_shapes=SHAPES)
     before = {str(s): str(r) for s, r in ep.range_constraints.items()}
-    edge = to_edge_transform_and_lower(ep, partitioner=[keepdim.GgmlPartitioner()])
+    edge = to_edge_transform_and_lower(ep, partitioner=[ENGINES[engine]()])
     after = {str(s): str(r) for s, r in edge.exported_program().range_constraints.items()}
     assert after == before and list(before.values()) == ["VR[1, 256]"]
     program = edge.to_executorch()
     (plan,) = [p for p in program.executorch_program.execution_plan if p.name == "forward"]
-    assert [d.id for d in plan.delegates] == ["KeepdimGgml"]
+    assert [d.id for d in plan.delegates] == [ENGINES[engine].backend.__name__]
 
 
-def test_the_first_report() -> None:
+def test_the_first_report(engine: str) -> None:
     """Right at every size of the range, in any order; a sentence outside it."""
     model = SimpleModel().eval().requires_grad_(False)
-    module = keepdim.lower(model, (torch.randn(1, 3, 64),), dynamic_shapes=SHAPES)
+    module = keepdim.lower(model, (torch.randn(1, 3, 64),), dynamic_shapes=SHAPES, engine=engine)
     for n in (1, 3, 17, 256, 3):
         x = torch.randn(1, n, 64)
         assert (module(x) - model(x)).abs().max() <= TOLERANCE
@@ -274,6 +276,14 @@ def test_the_report_says_what_and_why() -> None:
     assert "with ExecuTorch: aten_native_dropout_default: no row for aten.native_dropout.default" in str(report)
 
 
+def test_a_model_in_training_is_named() -> None:
+    """Its dropout would drop in every call."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    lowered = keepdim.lower(model, (torch.randn(3, 4),), dynamic_shapes=({0: S()},))
+    assert lowered.report.notes == ["[capture] Dropout: is in training mode. Call model.eval() first."]
+    assert not keepdim.lower(model.eval(), (torch.randn(3, 4),), dynamic_shapes=({0: S()},)).report.notes
+
+
 def test_a_result_that_no_row_makes_stays() -> None:
     """The mean and deviation that a norm gives beside its result: only where somebody reads them."""
 
@@ -305,6 +315,17 @@ def test_wrong_calls_of_lower() -> None:
 
 
 # ---------------------------------------------------------------- foreign partitioners
+def test_two_threads_lower_at_once() -> None:
+    """One waits for the other; both are right."""
+    models = [nn.Sequential(nn.Linear(8, n), nn.ReLU()).eval().requires_grad_(False) for n in (3, 5)]
+    with ThreadPoolExecutor(2) as pool:
+        lowered = list(pool.map(lambda m: keepdim.lower(m, (torch.randn(3, 8),), dynamic_shapes=({0: S()},)), models))
+    for model, file in zip(models, lowered, strict=True):
+        for n in (1, 8, 2):
+            x = torch.randn(n, 8)
+            torch.testing.assert_close(file(x), model(x))
+
+
 def test_xnnpack_keeps_the_contract() -> None:
     """Its delegate runs under our check of every call."""
     model, module = lower(

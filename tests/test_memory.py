@@ -129,10 +129,10 @@ print(json.dumps({"loaded": loaded, "peak": memory("VmHWM") - before, "rss": mem
 """
 
 
-def test_weights_are_in_memory_once(tmp_path: Path) -> None:
+def test_weights_are_in_memory_once(engine: str, tmp_path: Path) -> None:
     """A packed weight takes the place of its original, one by one, also where rows of it are looked up."""
     model = Tied().eval().requires_grad_(False)
-    module = keepdim.lower(model, (torch.arange(7),), dynamic_shapes=({0: Dim("n", min=1, max=64)},))
+    module = keepdim.lower(model, (torch.arange(7),), dynamic_shapes=({0: Dim("n", min=1, max=64)},), engine=engine)
     file = tmp_path / "m.pte"
     module.save(file)
     for ids in (torch.tensor([0, 15999, 77]), torch.arange(33) * 31, torch.tensor([15])):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from keepdim import KeepdimError, _native
 from keepdim.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
 from keepdim.dims import Dim, dmax
-from keepdim.program import NONE, Node, Pass, Program, Region, Value, schema, verify
+from keepdim.program import NONE, Node, Part, Pass, Program, Region, Value, schema, verify
 from keepdim.text import parse_program
 
 ONE, ZERO = Dim.const(1), Dim.const(0)
@@ -35,7 +35,7 @@ def good():
     )
     nodes = (Node("linear", (0, 3, NONE), (4,)), Node("mul", (4,), (5,), {"other": P}))
     passes = (Pass("drop_dead", 3, 2), Pass("fold_scalars", 2, 2))
-    return verify(Program(contract, values, nodes, (5, NONE), passes))
+    return verify(Program(contract, values, nodes, (5, NONE), passes, (Part("layers.0.up", ("t", "u")),)))
 
 
 def with_regions():
@@ -413,6 +413,10 @@ INVALID = [
     ("a pass without a name", put("passes", 0, "name", ""), "pass ''"),
     ("a pass without a count", drop("passes", 0, "after"), "after"),
     ("a pass with a negative count", put("passes", 0, "after", -1), "pass 'drop_dead'"),
+    ("modules are no list", put("modules", {}), "modules"),
+    ("a module without a path", put("modules", 0, "path", ""), "module ''"),
+    ("a path with a blank", put("modules", 0, "path", "a b"), "module 'a b'"),
+    ("a value of a module that is none", put("modules", 0, "values", 1, "v"), "module 'layers.0.up'"),
     ("a count that overflows", put("passes", 1, "before", 2**63), "pass 'fold_scalars'"),
 ]
 
@@ -476,6 +480,7 @@ def test_schema():
     assert set(s["$defs"]) == {
         "Program",
         "Pass",
+        "Part",
         "Contract",
         "Symbol",
         "Source",

@@ -52,10 +52,10 @@ class Model(nn.Module):
         return x, F.gelu(self.layer(x)), self.head(x)
 
 
-def lower(model: nn.Module, weights: dict[str, Quantised], path: Path) -> keepdim.Module:
+def lower(model: nn.Module, weights: dict[str, Quantised], path: Path, engine: str = "ggml") -> keepdim.Module:
     """A file for 1..200 ids."""
     ep = export(model, (torch.arange(5),), dynamic_shapes=({0: Dim("n", min=1, max=200)},), strict=False)
-    lower_whole(capture(ep, ()), path, "ggml", weights)
+    lower_whole(capture(ep, ()), path, engine, weights)
     return keepdim.load(path)
 
 
@@ -88,10 +88,10 @@ def test_quantise_is_ggmls(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", STORED)
-def test_layers(dtype: str, tmp_path: Path) -> None:
+def test_layers(dtype: str, engine: str, tmp_path: Path) -> None:
     """Embedding and linear of every type in one file, at few rows and many, and back; the reference means the same."""
     model, weights = model_and_weights(dtype)
-    loaded = lower(model, weights, tmp_path / "m.pte")
+    loaded = lower(model, weights, tmp_path / "m.pte", engine)
     (delegate,) = pte.delegates(tmp_path / "m.pte")
     assert delegate.program is not None
     assert [n.op for n in delegate.program.nodes].count("linear") == 2
@@ -109,7 +109,7 @@ def test_layers(dtype: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 7])
-def test_rows_of_any_length(dtype: str, blocks: int) -> None:
+def test_rows_of_any_length(dtype: str, blocks: int, engine: str) -> None:
     """The ends of rows and of the weight: any number of blocks, any number of columns; nothing outside is read."""
     torch.manual_seed(blocks)
     block = BLOCKS.get(dtype, (9, 0))[0]
@@ -127,7 +127,7 @@ def test_rows_of_any_length(dtype: str, blocks: int) -> None:
     )
     program = Program(contract, values, (Node("linear", (0, 1, 2), (3,), {"activation": "relu"}),), (3,))
     raw = {"w": q.raw.numpy().tobytes(), "b": b.numpy().tobytes()}
-    run = _native.Delegate("ggml", program.to_json(), raw).run
+    run = _native.Delegate(engine, program.to_json(), raw).run
     for rows in (1, 2, 3, 4, 5, 11, 19):
         got = torch.from_numpy(numpy.asarray(run([x[:rows].numpy()])[0]))
         (want,) = reference.run(program, {"w": q.stored(), "b": b}, [x[:rows]])

@@ -56,6 +56,11 @@ BAD = {
     "an attribute": (lambda: of({"s": "x.shape[0].real"}), "axis 's': has 'x.shape[0].real' in it"),
     "a computed dim": (lambda: of({"s": "x.shape[y]"}), "axis 's': has 'x.shape[y]' in it"),
     "a power": (lambda: of({"s": "x.shape[0] ** 9"}), "axis 's': has 'x.shape[0] ** 9' in it"),
+    "a divisor of 0": (lambda: of({"s": "x.shape[0] // (2 - 2)"}), "axis 's': divides by 0 ('x.shape[0] // (2 - 2)')"),
+    "a divisor that is 0": (
+        lambda: of({"s": "x.shape[0] // (x.shape[1] - 3)"}).impl(f)(torch.ones(4, 3)),
+        "an axis divides by 0 at these sizes (x [4, 3])",
+    ),
     "less than": (lambda: of({"s": "x.shape[0] < 9"}), "compares by more than =="),
     "unknown tensor": (lambda: of({"s": "z.shape[0]"}), "names the tensor 'z', but the reference 'f' takes (x, y)"),
     "unknown tensor of the first": (

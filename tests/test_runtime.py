@@ -365,4 +365,4 @@ def test_import_order(order: str, file: Path) -> None:
     code = IMPORTS[order] + AFTER.format(mode=mode, path=str(file))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[-2] == "torch.Size([1, 2, 16]) KeepdimGgml"
+    assert done.stdout.split("\n")[-2] == "torch.Size([1, 2, 16]) KeepdimGgml KeepdimMlx"

@@ -115,6 +115,11 @@ family("functions")
 for _f in (torch.erf, torch.erfc, torch.expm1, torch.exp2, torch.tan, torch.atan, torch.sinh, torch.cosh, torch.asinh):
     case(_f.__name__, _f, x="n 64", n=N)
     case(_f.__name__, _f, "nan", x="f32 nan: n 8", n=N)
+case("erf", lambda x: torch.erf(x * 1e-6) * 1e6, "near 0", x="n 8", n=N)
+case("erfc", torch.erfc, "f64", x="f64: n 64", n=N)
+case("erfc", lambda x: torch.erfc(x.clamp(-2, 2) * 4).log(), "far from 0", x="n 64", n=N)
+case("erfc", lambda x: torch.erfc(x.clamp(-2, 2) * 4).log(), "far from 0, f64", x="f64: n 64", n=N)
+case("erfc", lambda x: torch.erfc(x / 0), "infinite", x="n 8", n=N)
 for _f in (torch.ceil, torch.floor, torch.round, torch.trunc, torch.sign, F.hardswish, F.hardsigmoid):
     case(_f.__name__, lambda x, f=_f: f(x * 3), x="n 64", n=N)
     case(_f.__name__, _f, "nan", x="f32 nan: n 8", n=N)
