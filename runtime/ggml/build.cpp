@@ -164,6 +164,13 @@ std::vector<int64_t> Build::sizes(const char* name) const {
   return list;
 }
 
+int Build::choice(const char* name, std::initializer_list<const char*> known) const {
+  const auto& text = std::get<std::string>(*attr(name));
+  const auto* found = std::find(known.begin(), known.end(), text);
+  if (found == known.end()) refuse(std::string(name) + " = '" + text + "' is not known.");
+  return static_cast<int>(found - known.begin());
+}
+
 Scalar Build::scalar(const char* name) {
   Scalar result;
   const auto* id = std::get_if<DimId>(attr(name));

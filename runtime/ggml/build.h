@@ -360,6 +360,7 @@ class Build {
   double number(const char* name) const { return number_of(*attr(name), sizes_); }
   bool flag(const char* name) const { return attr(name) && std::get<bool>(*attr(name)); }
   Scalar scalar(const char* name);
+  int choice(const char* name, std::initializer_list<const char*> known) const;  // the position of its text among them
   [[noreturn]] void refuse(const std::string& fact) const;
 
   // New results. Each is empty, and adds nothing, when it has no elements.

@@ -221,12 +221,8 @@ Tensor scatter(Build& b, Put put) {
 }
 
 Tensor scatter_reduce(Build& b) {
-  constexpr std::pair<const char*, Put> kinds[] = {
-      {"sum", Put::add}, {"prod", Put::prod}, {"amax", Put::amax}, {"amin", Put::amin}};
-  const std::string& wanted = std::get<std::string>(*b.attr("reduce"));
-  for (const auto& [name, put] : kinds)
-    if (wanted == name) return scatter(b, put);
-  b.refuse("reduce is '" + wanted + "', which is not known.");
+  constexpr Put kinds[] = {Put::add, Put::prod, Put::amax, Put::amin};
+  return scatter(b, kinds[b.choice("reduce", {"sum", "prod", "amax", "amin"})]);
 }
 
 constexpr Row kRows[] = {

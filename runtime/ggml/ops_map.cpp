@@ -383,10 +383,8 @@ Tensor power(Build& b) {
 }
 
 Tensor gelu(Build& b) {
-  const Attr* approximate = b.attr("approximate");
-  const std::string kind = approximate ? std::get<std::string>(*approximate) : "none";
-  if (kind != "none" && kind != "tanh") b.refuse("approximate is '" + kind + "', not 'none' or 'tanh'.");
-  return map_one(b, kind == "tanh" ? kOneFloat<GeluTanh> : kOneFloat<Gelu>, medium);
+  const bool tanh = b.attr("approximate") && b.choice("approximate", {"none", "tanh"}) == 1;
+  return map_one(b, tanh ? kOneFloat<GeluTanh> : kOneFloat<Gelu>, medium);
 }
 
 // A function with up to two numbers, by the names of its attributes.

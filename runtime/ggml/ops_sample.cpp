@@ -8,14 +8,6 @@
 namespace keepdim::ggml {
 namespace {
 
-// The position of an attribute's text among those that are known.
-int choice(Build& b, const char* name, std::initializer_list<const char*> known) {
-  const std::string& text = std::get<std::string>(*b.attr(name));
-  const auto* found = std::find(known.begin(), known.end(), text);
-  if (found == known.end()) b.refuse(std::string(name) + " = '" + text + "' is not known.");
-  return static_cast<int>(found - known.begin());
-}
-
 // ---- images
 
 Tensor grid_sample(Build& b) {
@@ -27,8 +19,8 @@ Tensor grid_sample(Build& b) {
   for (int d = 0; fit && d < rank; ++d) fit = grid.dims[d + 1] == out.dims[d + 2];
   if (!fit) b.refuse("grid " + dims_text(grid) + " does not take " + dims_text(x) + " to " + dims_text(out) + ".");
   auto* job = b.make<GridJob>();
-  const int taps = 1 << choice(b, "mode", {"nearest", "bilinear", "bicubic"});
-  job->border = static_cast<Border>(choice(b, "padding_mode", {"zeros", "border", "reflection"}));
+  const int taps = 1 << b.choice("mode", {"nearest", "bilinear", "bicubic"});
+  job->border = static_cast<Border>(b.choice("padding_mode", {"zeros", "border", "reflection"}));
   job->corners = b.flag("align_corners");
   if (rank == 3 && taps == 4) b.refuse("bicubic is for images of two dims.");
   if (out.count() == 0) return out;
@@ -62,17 +54,18 @@ Tensor fold(Build& b) {
   take_two(b, "stride", 1, job->stride);
   take_two(b, "padding", 0, job->padding);
   take_two(b, "dilation", 1, job->dilation);
-  using Wide = __int128;  // any sizes and any numbers of a file
   bool fit = x.rank >= 2 && out.rank == x.rank + 1;
   for (int d = 0; fit && d + 2 < x.rank; ++d) fit = x.dims[d] == out.dims[d];
+  __int128 blocks = 1;
   for (int d = 0; fit && d < 2; ++d) {
     job->size[d] = out.dims[x.rank - 1 + d];
-    const Wide room = Wide(job->size[d]) + 2 * job->padding[d] - job->dilation[d] * (job->kernel[d] - 1) - 1;
-    fit = room >= 0 && room < INT64_MAX;
-    job->blocks[d] = fit ? static_cast<int64_t>(room / job->stride[d] + 1) : 0;
+    const __int128 count = stops({job->kernel[d], job->stride[d], job->padding[d], job->dilation[d]}, job->size[d]);
+    fit = count > 0 && count < INT64_MAX;
+    job->blocks[d] = static_cast<int64_t>(count);
+    blocks *= count;
   }
-  fit = fit && x.dims[x.rank - 1] == Wide(job->blocks[0]) * job->blocks[1] && x.dims[x.rank - 2] % job->kernel[0] == 0 &&
-        x.dims[x.rank - 2] / job->kernel[0] == Wide(out.dims[x.rank - 2]) * job->kernel[1];
+  fit = fit && x.dims[x.rank - 1] == blocks && x.dims[x.rank - 2] % job->kernel[0] == 0 &&
+        x.dims[x.rank - 2] / job->kernel[0] == static_cast<__int128>(out.dims[x.rank - 2]) * job->kernel[1];
   if (!fit) b.refuse("patches " + dims_text(x) + " are not those of " + dims_text(out) + ".");
   if (out.count() == 0) return out;
   job->planes = out.count() / (job->size[0] * job->size[1]);
@@ -134,7 +127,7 @@ Tensor embedding_bag(Build& b) {
   const Tensor &table = b.in(0), &indices = b.in(1), &offsets = b.in(2);
   Tensor out = b.out();
   auto* job = b.make<BagJob>();
-  job->bag = static_cast<Bag>(choice(b, "mode", {"sum", "mean", "max"}));
+  job->bag = static_cast<Bag>(b.choice("mode", {"sum", "mean", "max"}));
   bool fit = table.rank == 2 && indices.rank == 1 && offsets.rank == 1 && out.rank == 2 &&
              out.dims[1] == table.dims[1] && out.dims[0] == offsets.dims[0] - (b.flag("include_last_offset") ? 1 : 0);
   if (!fit)

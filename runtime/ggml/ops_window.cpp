@@ -58,13 +58,8 @@ Tap tap_of(const Phase& phase, int64_t position, int64_t offset, int64_t size) {
 
 // The taps of all phases of one spatial dim, in the order of the kernel.
 void add_phases(Build& b, ConvJob& job, int d, int64_t stride, int64_t padding, int64_t dilation, bool transposed) {
-  using Wide = __int128;  // any sizes and any numbers of a file
-  const Wide reach = static_cast<Wide>(dilation) * (job.kernel[d] - 1) + 1, in = job.in[d];
   const int64_t out = job.out[d];
-  const Wide expected = transposed ? (in - 1) * stride - 2 * padding + reach
-                                   : in + 2 * padding < reach ? 0 : (in + 2 * padding - reach) / stride + 1;
-  const int64_t spare = transposed ? std::max(stride, dilation) - 1 : 0;
-  if (job.kernel[d] < 1 || out < expected || out > expected + spare)
+  if (!convolves({job.kernel[d], stride, padding, dilation}, job.in[d], out, transposed))
     b.refuse("result " + dims_text(b.out()) + " is not that of " + dims_text(b.in(0)) + " and weight " +
              dims_text(b.in(1)) + ".");
   job.phases[d] = transposed ? std::clamp<int64_t>(out, 1, stride) : 1;
@@ -151,8 +146,7 @@ Tensor pool(Build& b, Kernel kernel, PoolJob* job, int rank, Make&& make) {
     int64_t widest = 0;
     for (int64_t o = 0; o < job->out[d]; ++o) {
       windows[o] = make(d, o);
-      const bool between = job->step[d] > 1 && job->in[d] > 0;  // the input may lie between taps: -inf, as in torch
-      if (windows[o].begin >= windows[o].end && !between)
+      if (!windows[o].valid(job->in[d], job->step[d]))
         b.refuse("window " + std::to_string(o) + " of result " + dims_text(out) + " is outside of " + dims_text(x) + ".");
       widest = std::max(widest, windows[o].end - windows[o].begin);
     }
@@ -176,7 +170,7 @@ void add_row(Build& b, PoolJob& job, int64_t size, int64_t stride, int64_t paddi
   job.row.tap = taps;
 }
 
-// Windows of one size at equal distances; they begin in the padding at the earliest, and reach over it.
+// Windows of one size at equal distances.
 Tensor sliding_pool(Build& b, Kernel kernel) {
   const bool with_padding = b.flag("count_include_pad");
   const auto rank = static_cast<int>(b.sizes("kernel").size());
@@ -190,11 +184,7 @@ Tensor sliding_pool(Build& b, Kernel kernel) {
   }
   if (b.attr("divisor")) job->divisor = b.size("divisor");
   const Tensor out = pool(b, kernel, job, rank, [&](int d, int64_t o) {
-    const int64_t begin = o * stride[d] - padding[d], step = job->step[d], in = job->in[d];
-    const int64_t end = begin + (size[d] - 1) * step + 1, skipped = begin < 0 ? (-begin + step - 1) / step : 0;
-    const Window inside{begin + skipped * step, std::min(end, in), 0};
-    return Window{inside.begin, inside.end, with_padding ? std::min(end, in + padding[d]) - begin
-                                                         : inside.end - inside.begin};
+    return window_of({size[d], stride[d], padding[d], job->step[d]}, job->in[d], o, with_padding);
   });
   if (out.buffer >= 0) add_row(b, *job, size[kSpace - 1], stride[kSpace - 1], padding[kSpace - 1]);
   return out;
@@ -206,12 +196,8 @@ Tensor adaptive_pool(Build& b, Kernel kernel) {
   std::fill(job->step, job->step + kSpace, int64_t{1});
   const int64_t rank = b.size("axes");
   if (rank < 1 || rank > kSpace) b.refuse("has " + std::to_string(rank) + " spatial dims.");
-  return pool(b, kernel, job, static_cast<int>(rank), [&](int d, int64_t o) {
-    const int64_t out = job->out[d];
-    const __int128 in = job->in[d];
-    const auto begin = static_cast<int64_t>(o * in / out), end = static_cast<int64_t>(((o + 1) * in + out - 1) / out);
-    return Window{begin, end, end - begin};
-  });
+  return pool(b, kernel, job, static_cast<int>(rank),
+              [&](int d, int64_t o) { return share_of(job->in[d], job->out[d], o); });
 }
 
 // ---- padding and resampling
@@ -272,38 +258,23 @@ Tensor remap(Build& b, int rank, const Scalar& value, Position&& position) {
 
 Tensor pad(Build& b) {
   const Tensor& x = b.in(0);
-  const std::string mode = std::get<std::string>(*b.attr("mode"));
+  const auto mode = static_cast<Padding>(b.choice("mode", {"constant", "reflect", "replicate", "circular"}));
   const std::vector<int64_t> before = b.sizes("before");
   const auto rank = static_cast<int>(before.size());
   if (rank < 1 || rank > x.rank) b.refuse(std::to_string(rank) + " dims are padded of " + dims_text(x) + ".");
   for (int64_t n : before)
     if (n < -INT32_MAX || n > INT32_MAX) b.refuse("before = " + std::to_string(n) + " is out of range.");
-  const int kind = mode == "constant" ? 0 : mode == "reflect" ? 1 : mode == "replicate" ? 2 : mode == "circular" ? 3 : -1;
-  if (kind < 0) b.refuse("mode is '" + mode + "', not 'constant', 'reflect', 'replicate' or 'circular'.");
   return remap(b, rank, b.scalar("value"), [&](int d, int64_t o) {
-    const int64_t size = x.dims[d], at = o - before[d - (x.rank - rank)];
-    if (at >= 0 && at < size) return at;
-    if (kind == 0) return int64_t{-1};
-    const int64_t mirrored = at < 0 ? -at : 2 * (size - 1) - at;
-    const int64_t from = kind == 1   ? mirrored
-                         : kind == 2 ? (at < 0 ? 0 : size - 1)
-                                     : at < 0 ? at + size : at - size;
-    if (from < 0 || from >= size)
-      b.refuse("the padding of dim " + std::to_string(d) + " is too large for " + dims_text(x) + ".");
+    const int64_t from = padded(mode, x.dims[d], o - before[d - (x.rank - rank)]);
+    if (from == kTooFar) b.refuse("the padding of dim " + std::to_string(d) + " is too large for " + dims_text(x) + ".");
     return from;
   });
 }
 
-// Inputs per output of a spatial dim, as torch computes it, in T.
-template <class T>
-T scale_of(Build& b, int rank, int dim, int64_t in, int64_t out) {
+// Outputs per input of a spatial dim, counted from the outermost that the node has; 0 where nobody said.
+double given_scale(Build& b, int index) {
   static const char* names[] = {"scale_0", "scale_1", "scale_2"};
-  const int index = dim - (kSpace - rank);
-  if (index >= 0 && b.attr(names[index])) {
-    const double scale = b.number(names[index]);
-    if (scale > 0) return static_cast<T>(1 / scale);
-  }
-  return static_cast<T>(in) / static_cast<T>(out);
+  return index >= 0 && b.attr(names[index]) ? b.number(names[index]) : 0;
 }
 
 int space_rank(Build& b) {
@@ -316,39 +287,18 @@ template <class T>
 Tensor nearest(Build& b) {
   const Tensor &x = b.in(0), &out = b.out();
   const int rank = space_rank(b);
-  const T half = b.flag("exact") ? T(0.5) : T(0);
+  const bool exact = b.flag("exact");
   if (out.count() && x.count() == 0) b.refuse("input " + dims_text(x) + " is empty.");
   return remap(b, rank, {}, [&](int d, int64_t o) {
-    const T scale = scale_of<T>(b, rank, d - x.rank + kSpace, x.dims[d], out.dims[d]);
-    const T at = std::floor((static_cast<T>(o) + half) * scale);
-    return at < static_cast<T>(x.dims[d]) ? static_cast<int64_t>(at) : x.dims[d] - 1;
+    return nearest_to(o, x.dims[d], scale_of<T>(given_scale(b, d - 2), x.dims[d], out.dims[d]), exact);
   });
-}
-
-Sample linear_sample(float at, int64_t in) {
-  at = std::clamp(at, 0.0f, static_cast<float>(in));
-  const int64_t first = std::min(static_cast<int64_t>(at), in - 1);
-  const float right = std::min(std::max(at - static_cast<float>(first), 0.0f), 1.0f);
-  return {{first, std::min(first + 1, in - 1)}, {1 - right, right}};
-}
-
-Sample cubic_sample(float at, int64_t in) {
-  at = std::min(at, static_cast<float>(in));
-  const float floor = std::floor(at), t = at - floor, a = -0.75f;
-  const auto near = [&](float x) { return ((a + 2) * x - (a + 3)) * x * x + 1; };
-  const auto far = [&](float x) { return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a; };
-  Sample sample{{}, {far(t + 1), near(t), near(1 - t), far(2 - t)}};
-  for (int64_t i = 0; i < 4; ++i)
-    sample.index[i] = std::clamp<int64_t>(static_cast<int64_t>(floor) - 1 + i, 0, in - 1);
-  return sample;
 }
 
 Tensor resample(Build& b) {
   const Tensor& x = b.in(0);
   Tensor out = b.out();
   const int rank = space_rank(b);
-  const std::string mode = std::get<std::string>(*b.attr("mode"));
-  if (mode != "linear" && mode != "cubic") b.refuse("mode is '" + mode + "', not 'linear' or 'cubic'.");
+  const int taps = b.choice("mode", {"linear", "cubic"}) ? 4 : 2;
   if (out.rank != x.rank || out.dims[0] != x.dims[0] || out.dims[1] != x.dims[1])
     b.refuse("result " + dims_text(out) + " is not made of " + dims_text(x) + ".");
   if (out.count() == 0) return out;
@@ -361,16 +311,13 @@ Tensor resample(Build& b) {
   double work = 2 * static_cast<double>(out.count());
   for (int d = 0; d < kSpace; ++d) {
     auto* samples = b.table<Sample>(job->out[d]);
-    const int64_t in = job->in[d], n = job->out[d];
-    job->taps[d] = d < kSpace - rank ? 1 : mode == "linear" ? 2 : 4;
-    const bool corners = b.flag("align_corners");
-    const float scale = corners ? (n > 1 ? static_cast<float>(in - 1) / static_cast<float>(n - 1) : 0.0f)
-                                : scale_of<float>(b, rank, d, in, n);
-    for (int64_t o = 0; o < n; ++o) {
-      const float at = corners ? static_cast<float>(o) * scale : (static_cast<float>(o) + 0.5f) * scale - 0.5f;
-      samples[o] = mode == "linear" ? linear_sample(at, in) : cubic_sample(at, in);
+    job->taps[d] = d < kSpace - rank ? 1 : taps;
+    if (job->taps[d] == 1) {
+      samples[0] = {{0}, {1}};
+    } else {
+      const Resampled dim{job->in[d], job->out[d], taps, b.flag("align_corners"), given_scale(b, d - (kSpace - rank))};
+      for (int64_t o = 0; o < dim.out; ++o) samples[o] = dim.at(o);
     }
-    if (job->taps[d] == 1) samples[0] = {{0}, {1}};
     job->sample[d] = samples;
     work *= static_cast<double>(job->taps[d]);
   }

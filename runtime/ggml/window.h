@@ -1,6 +1,7 @@
 // Jobs of the kernels that slide over images: convolutions, pools, resampling, padding. An image has three spatial
 // dims, outermost first; those that a node does not have are of size 1.
 #pragma once
+#include "../geometry.h"
 #include "loops.h"
 
 namespace keepdim::ggml {
@@ -29,10 +30,6 @@ struct ConvJob : Job {  // images and result are contiguous
   bool transposed = false;
 };
 
-// Inputs begin, begin + step, … below end give one output of a pool; `weight` is this dim's factor of the divisor.
-struct Window {
-  int64_t begin, end, weight;
-};
 struct PoolJob : Job {  // images and result are contiguous
   int64_t planes = 0;
   int64_t in[kSpace] = {}, out[kSpace] = {}, step[kSpace] = {};
@@ -53,11 +50,6 @@ struct RemapJob : Job {
   char value[8] = {};
 };
 
-// An output of a resampled dim: inputs at `index`, with their weights.
-struct Sample {
-  int64_t index[4];
-  float weight[4];
-};
 struct ResampleJob : Job {  // images and result are contiguous
   int64_t planes = 0;
   int64_t in[kSpace] = {}, out[kSpace] = {}, taps[kSpace] = {};

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../geometry.h"
 #include "op.h"
 
 namespace keepdim::mlx {
@@ -125,9 +126,9 @@ Array fold(Op& op) {
   if (x.ndim() < 2 || op.rank() != rank_of(x) + 1) op.refuse("patches " + dims_text(x.shape()) + " are not those of " + dims_text(op.shape()) + ".");
   int64_t blocks[2], room[2];
   for (int d = 0; d < 2; ++d) {
-    room[d] = op.shape()[op.rank() - 2 + d] + 2 * padding[d];
-    const int64_t reach = room[d] - dilation[d] * (kernel[d] - 1) - 1;
-    blocks[d] = reach < 0 ? 0 : reach / stride[d] + 1;
+    const int64_t size = op.shape()[op.rank() - 2 + d];
+    room[d] = size + 2 * padding[d];
+    blocks[d] = static_cast<int64_t>(stops({kernel[d], stride[d], padding[d], dilation[d]}, size));
   }
   const int channels = op.shape()[op.rank() - 3];
   if (x.shape(-1) != blocks[0] * blocks[1] || x.shape(-2) != channels * kernel[0] * kernel[1] || room[0] > INT32_MAX || room[1] > INT32_MAX)

@@ -4,6 +4,7 @@
 #include <functional>
 #include <numeric>
 
+#include "../geometry.h"
 #include "op.h"
 
 namespace keepdim::mlx {
@@ -89,16 +90,15 @@ Array conv(Op& op) {
   Geometry g{stride, padding, padding, dilation, Ints(rank, 1)};
   mx::Shape start(x.ndim(), 0);
   for (int d = 0; d < rank; ++d) {
-    const int64_t reach = int64_t{dilation[d]} * (w.shape(d + 2) - 1) + 1, in = x.shape(d + 2), out = op.shape()[d + 2];
-    const int64_t least = transposed ? (in - 1) * stride[d] - 2 * int64_t{padding[d]} + reach
-                                     : in + 2 * int64_t{padding[d]} < reach ? 0 : (in + 2 * int64_t{padding[d]} - reach) / stride[d] + 1;
-    const int64_t spare = transposed ? std::max(stride[d], dilation[d]) - 1 : 0;
-    if (w.shape(d + 2) < 1 || out < least || out > least + spare)
+    const Slide slide{w.shape(d + 2), stride[d], padding[d], dilation[d]};
+    const int64_t in = x.shape(d + 2), out = op.shape()[d + 2];
+    if (!convolves(slide, in, out, transposed))
       op.refuse("result " + dims_text(op.shape()) + " is not that of " + dims_text(x.shape()) + " and weight " + dims_text(w.shape()) + ".");
     if (!transposed) continue;
     g.stride[d] = 1;
     g.spread[d] = stride[d];
-    const int64_t low = reach - 1 - padding[d], high = low + out - least;
+    const int64_t low = slide.dilation * (slide.kernel - 1) - slide.padding;
+    const int64_t high = low + out - static_cast<int64_t>(stops(slide, in, true));
     g.low[d] = static_cast<int>(std::max<int64_t>(low, 0));
     g.high[d] = static_cast<int>(std::max<int64_t>(high, 0));
     start[d + 1] = static_cast<int>(std::max<int64_t>(-low, 0));  // padding beyond the kernel's reach cuts off
@@ -128,34 +128,30 @@ Array conv(Op& op) {
 
 // ---- pools: tables of what each window of each dim reads
 
-struct Window {
-  Ints taps;         // positions in the input; those outside are replaced by one inside
-  Ints inside;       // 1 where it was none of those
-  int64_t size;      // for a mean: what it is divided by
-  int64_t none = 0;  // the place that stands for one with nothing inside, as in torch
+struct PoolDim {
+  std::vector<Window> windows;  // by output
+  int64_t dilation = 1;
 };
-using Windows = std::vector<std::vector<Window>>;  // by dim, by output
+using Windows = std::vector<PoolDim>;
 
-int widest(const std::vector<Window>& all) {
-  size_t most = 1;
-  for (const Window& w : all) most = std::max(most, w.taps.size());
-  return static_cast<int>(most);
-}
+int64_t taps_in(const Window& w, int64_t dilation) { return std::max<int64_t>(w.end - w.begin + dilation - 1, 0) / dilation; }
 
-// For one dim: positions [outputs, taps], and which of them count.
+// For one dim: positions [outputs, taps], which of them count, and the place that each is called. Shorter windows end with
+// their last position again; one with nothing inside reads 0 and is called by its beginning, as in torch.
 struct Taps {
   std::vector<int64_t> at, inside, place;
-  int outputs, width;
+  int outputs, width = 1;
 };
-Taps taps_of(const std::vector<Window>& all) {
-  Taps t{{}, {}, {}, static_cast<int>(all.size()), widest(all)};
-  for (const Window& w : all) {
-    const bool some = std::find(w.inside.begin(), w.inside.end(), 1) != w.inside.end();
-    for (int k = 0; k < t.width; ++k) {
-      const bool own = k < static_cast<int>(w.taps.size());
-      t.at.push_back(own ? w.taps[k] : w.taps.back());
-      t.inside.push_back(own && w.inside[k]);
-      t.place.push_back(some ? t.at.back() : w.none);
+Taps taps_of(const PoolDim& dim) {
+  Taps t{{}, {}, {}, static_cast<int>(dim.windows.size())};
+  for (const Window& w : dim.windows) t.width = std::max(t.width, static_cast<int>(taps_in(w, dim.dilation)));
+  for (const Window& w : dim.windows) {
+    const int64_t count = taps_in(w, dim.dilation);
+    for (int64_t k = 0; k < t.width; ++k) {
+      const int64_t at = w.begin + std::min(k, count - 1) * dim.dilation;
+      t.at.push_back(count ? at : 0);
+      t.inside.push_back(k < count);
+      t.place.push_back(count ? at : w.begin);
     }
   }
   return t;
@@ -181,7 +177,7 @@ Read read(const Array& x, const Windows& windows) {
     inside = mx::logical_and(inside, mx::astype(host(t.inside, line), mx::bool_));
     std::vector<int64_t> next;
     for (int64_t size : sizes)
-      for (const Window& w : windows[d]) next.push_back(size * w.size);
+      for (const Window& w : windows[d].windows) next.push_back(size * w.weight);
     sizes = std::move(next);
     outputs.push_back(t.outputs);
   }
@@ -203,7 +199,7 @@ Array pool(Op& op, Pool kind, const Windows& windows, int64_t divisor) {
   if (kind == Pool::mean) {
     const Array sum = mx::sum(mx::where(r.inside, r.values, number(0, x.dtype())), Axes{-1});
     mx::Shape grid;
-    for (const auto& dim : windows) grid.push_back(static_cast<int>(dim.size()));
+    for (const PoolDim& dim : windows) grid.push_back(static_cast<int>(dim.windows.size()));
     if (divisor) return mx::divide(sum, number(static_cast<double>(divisor), x.dtype()));
     return mx::divide(sum, mx::astype(host(r.sizes, grid), x.dtype()));
   }
@@ -224,64 +220,42 @@ Array pool(Op& op, Pool kind, const Windows& windows, int64_t divisor) {
   return mx::squeeze(mx::take_along_axis(places, mx::astype(where, mx::int64), -1), -1);
 }
 
-void need_pool(Op& op, int rank) {
+// `make` gives the window of one output of one spatial dim, from that dim's size and the result's.
+template <class Make>
+Array pool(Op& op, Pool kind, int64_t rank, Make&& make, const Ints& dilation = {}, int64_t divisor = 0) {
   const Array& x = op.in(0);
-  bool fits = rank >= 1 && rank <= 3 && rank_of(x) == op.rank() && rank_of(x) >= rank;
-  for (int d = 0; fits && d < rank_of(x) - rank; ++d) fits = x.shape(d) == op.shape()[d];
-  for (int d = rank_of(x) - rank; fits && d < rank_of(x); ++d) fits = x.shape(d) > 0;
+  const auto first = static_cast<int>(rank_of(x) - rank);
+  bool fits = rank >= 1 && rank <= 3 && rank_of(x) == op.rank() && first >= 0;
+  for (int d = 0; fits && d < first; ++d) fits = x.shape(d) == op.shape()[d];
   if (!fits) op.refuse("result " + dims_text(op.shape()) + " is no pool of " + dims_text(x.shape()) + ".");
+  Windows windows(static_cast<size_t>(rank));
+  for (int d = 0; d < rank; ++d) {
+    const int64_t in = x.shape(first + d), out = op.shape()[first + d];
+    if (!dilation.empty()) windows[d].dilation = dilation[d];
+    for (int64_t o = 0; o < out; ++o) {
+      windows[d].windows.push_back(make(d, in, out, o));
+      if (!windows[d].windows.back().valid(in, windows[d].dilation))
+        op.refuse("window " + std::to_string(o) + " of result " + dims_text(op.shape()) + " is outside of " + dims_text(x.shape()) + ".");
+    }
+  }
+  return pool(op, kind, windows, divisor);
 }
 
-// Windows of one size at equal distances; they begin in the padding at the earliest, and reach over it.
+// Windows of one size at equal distances.
 Array sliding(Op& op, Pool kind) {
   const auto rank = static_cast<int>(op.sizes("kernel").size());
-  need_pool(op, rank);
   const Ints size = space(op, "kernel", rank, 1), stride = space(op, "stride", rank, 1), padding = space(op, "padding", rank, 0);
   const Ints dilation = op.attr("dilation") ? space(op, "dilation", rank, 1) : Ints(rank, 1);
   const bool with_padding = op.flag("count_include_pad");
-  Windows windows(rank);
-  for (int d = 0; d < rank; ++d) {
-    const int64_t in = op.in(0).shape(rank_of(op.in(0)) - rank + d), out = op.shape()[op.rank() - rank + d];
-    for (int64_t o = 0; o < out; ++o) {
-      const int64_t begin = o * stride[d] - padding[d], end = begin + int64_t{size[d] - 1} * dilation[d] + 1;
-      if (std::max<int64_t>(begin, 0) >= std::min(end, in))
-        op.refuse("window " + std::to_string(o) + " of result " + dims_text(op.shape()) + " is outside of " + dims_text(op.in(0).shape()) + ".");
-      Window w{{}, {}, 0};
-      int64_t first = -1, last = -1;
-      for (int k = 0; k < size[d]; ++k) {
-        const int64_t at = begin + int64_t{k} * dilation[d];
-        if (at < 0 || at >= in) continue;
-        if (first < 0) first = at;
-        last = at;
-      }
-      for (int k = 0; k < size[d]; ++k) {
-        const int64_t at = begin + int64_t{k} * dilation[d];
-        w.inside.push_back(at >= 0 && at < in);
-        w.taps.push_back(static_cast<int>(first < 0 ? 0 : std::clamp(at, first, last)));
-      }
-      w.none = begin < 0 ? begin + (-begin + dilation[d] - 1) / dilation[d] * dilation[d] : begin;
-      w.size = with_padding ? std::min(end, in + padding[d]) - begin : std::min(end, in) - std::max<int64_t>(begin, 0);
-      windows[d].push_back(std::move(w));
-    }
-  }
-  return pool(op, kind, windows, op.attr("divisor") ? op.size("divisor") : 0);
+  const auto window = [&](int d, int64_t in, int64_t, int64_t o) {
+    return window_of({size[d], stride[d], padding[d], dilation[d]}, in, o, with_padding);
+  };
+  return pool(op, kind, rank, window, dilation, op.attr("divisor") ? op.size("divisor") : 0);
 }
 
 // Windows that share out the whole input.
 Array adaptive(Op& op, Pool kind) {
-  const auto rank = static_cast<int>(op.size("axes"));
-  need_pool(op, rank);
-  Windows windows(rank);
-  for (int d = 0; d < rank; ++d) {
-    const int64_t in = op.in(0).shape(rank_of(op.in(0)) - rank + d), out = op.shape()[op.rank() - rank + d];
-    for (int64_t o = 0; o < out; ++o) {
-      const int64_t begin = o * in / out, end = ((o + 1) * in + out - 1) / out;
-      Window w{Ints(static_cast<size_t>(end - begin)), Ints(static_cast<size_t>(end - begin), 1), end - begin};
-      std::iota(w.taps.begin(), w.taps.end(), static_cast<int>(begin));
-      windows[d].push_back(std::move(w));
-    }
-  }
-  return pool(op, kind, windows, 0);
+  return pool(op, kind, op.size("axes"), [](int, int64_t in, int64_t out, int64_t o) { return share_of(in, out, o); });
 }
 
 // ---- padding and resampling
@@ -317,14 +291,10 @@ Array pad(Op& op) {
   const Array& x = op.in(0);
   const std::vector<int64_t> before = op.sizes("before");
   const auto rank = static_cast<int>(before.size());
-  const int kind = op.choice("mode", {"constant", "reflect", "replicate", "circular"});
+  const auto mode = static_cast<Padding>(op.choice("mode", {"constant", "reflect", "replicate", "circular"}));
   return remap(op, rank, op.scalar("value", op.type()), [&](int d, int64_t o) {
-    const int64_t size = x.shape(d), at = o - before[d - (op.rank() - rank)];
-    if (at >= 0 && at < size) return at;
-    if (kind == 0) return int64_t{-1};
-    const int64_t mirrored = at < 0 ? -at : 2 * (size - 1) - at;
-    const int64_t from = kind == 1 ? mirrored : kind == 2 ? (at < 0 ? 0 : size - 1) : at < 0 ? at + size : at - size;
-    if (from < 0 || from >= size) op.refuse("the padding of dim " + std::to_string(d) + " is too large for " + dims_text(x.shape()) + ".");
+    const int64_t from = padded(mode, x.shape(d), o - before[d - (op.rank() - rank)]);
+    if (from == kTooFar) op.refuse("the padding of dim " + std::to_string(d) + " is too large for " + dims_text(x.shape()) + ".");
     return from;
   });
 }
@@ -336,22 +306,19 @@ int space_rank(Op& op) {
   return rank;
 }
 
-// Inputs per output of a spatial dim, as torch computes it, in T.
-template <class T>
-T scale_of(Op& op, int d, int64_t in, int64_t out) {
+// Outputs per input of a spatial dim; 0 where nobody said.
+double given_scale(Op& op, int d) {
   static const char* names[] = {"scale_0", "scale_1", "scale_2"};
-  if (op.attr(names[d]) && op.number(names[d]) > 0) return static_cast<T>(1 / op.number(names[d]));
-  return static_cast<T>(in) / static_cast<T>(out);
+  return op.attr(names[d]) ? op.number(names[d]) : 0;
 }
 
 template <class T>
 Array nearest(Op& op) {
   const int rank = space_rank(op);
-  const T half = op.flag("exact") ? T(0.5) : T(0);
+  const bool exact = op.flag("exact");
   return remap(op, rank, number(0, op.in(0).dtype()), [&](int d, int64_t o) {
     const int64_t in = op.in(0).shape(d);
-    const T at = std::floor((static_cast<T>(o) + half) * scale_of<T>(op, d - 2, in, op.shape()[d]));
-    return at < static_cast<T>(in) ? static_cast<int64_t>(at) : in - 1;
+    return nearest_to(o, in, scale_of<T>(given_scale(op, d - 2), in, op.shape()[d]), exact);
   });
 }
 
@@ -360,36 +327,22 @@ Array resample(Op& op) {
   const int rank = space_rank(op), taps = op.choice("mode", {"linear", "cubic"}) ? 4 : 2;
   Array y = op.in(0);
   for (int d = 2; d < rank + 2; ++d) {
-    const int64_t in = y.shape(d), out = op.shape()[d];
-    const bool corners = op.flag("align_corners");
-    const float scale = corners ? (out > 1 ? static_cast<float>(in - 1) / static_cast<float>(out - 1) : 0.0f) : scale_of<float>(op, d - 2, in, out);
+    const Resampled dim{y.shape(d), op.shape()[d], taps, op.flag("align_corners"), given_scale(op, d - 2)};
     std::vector<std::vector<int64_t>> index(static_cast<size_t>(taps));
     std::vector<std::vector<float>> weight(static_cast<size_t>(taps));
-    for (int64_t o = 0; o < out; ++o) {
-      float at = corners ? static_cast<float>(o) * scale : (static_cast<float>(o) + 0.5f) * scale - 0.5f;
-      if (taps == 2) {
-        at = std::clamp(at, 0.0f, static_cast<float>(in));
-        const int64_t first = std::min(static_cast<int64_t>(at), in - 1);
-        const float right = std::min(std::max(at - static_cast<float>(first), 0.0f), 1.0f);
-        index[0].push_back(first), index[1].push_back(std::min(first + 1, in - 1));
-        weight[0].push_back(1 - right), weight[1].push_back(right);
-        continue;
-      }
-      at = std::min(at, static_cast<float>(in));
-      const float floor = std::floor(at), t = at - floor, a = -0.75f;
-      const auto near = [&](float x) { return ((a + 2) * x - (a + 3)) * x * x + 1; };
-      const auto far = [&](float x) { return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a; };
-      const float all[] = {far(t + 1), near(t), near(1 - t), far(2 - t)};
-      for (int64_t i = 0; i < 4; ++i) {
-        index[i].push_back(std::clamp<int64_t>(static_cast<int64_t>(floor) - 1 + i, 0, in - 1));
-        weight[i].push_back(all[i]);
+    for (int64_t o = 0; o < dim.out; ++o) {
+      const Sample sample = dim.at(o);
+      for (int i = 0; i < taps; ++i) {
+        index[i].push_back(sample.index[i]);
+        weight[i].push_back(sample.weight[i]);
       }
     }
+    const auto out = static_cast<int>(dim.out);
     mx::Shape line(y.ndim(), 1);
-    line[d] = static_cast<int>(out);
+    line[d] = out;
     Array sum = number(0, y.dtype());
     for (int i = 0; i < taps; ++i)
-      sum = mx::add(sum, mx::multiply(mx::take(y, host(index[i], {static_cast<int>(out)}), d), Array(weight[i].data(), line, mx::float32)));
+      sum = mx::add(sum, mx::multiply(mx::take(y, host(index[i], {out}), d), Array(weight[i].data(), line, mx::float32)));
     y = sum;
   }
   return y;

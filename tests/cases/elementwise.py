@@ -32,7 +32,8 @@ for _f in (
     torch.rsqrt,
 ):
     case(_f.__name__, _f, "nan", x="f32 nan: n 8", n=N)
-case("gelu", F.gelu, "nan", x="f32 nan: n 8", n=N)
+# Not infinity itself: of that eager's AVX-512 kernel makes NaN, its others infinity.
+case("gelu", lambda x: F.gelu(x.clamp_max(1e30)), "nan", x="f32 nan: n 8", n=N)
 case("silu", F.silu, "rank 0", x="")
 case("silu", F.silu, "rank 5", x="2 n 1 3 m", n=N, m=B)
 case("silu", F.silu, "empty", x="n 4", n=N0)
