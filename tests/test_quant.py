@@ -29,13 +29,14 @@ ROWS = (1, 2, 7, 8, 9, *sorted({m for v in FEW.values() if v < 100 for m in (v, 
 
 def slack(dtype: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """How far x @ w.T may be off, for each element. Few rows of x become whole numbers of 8 bits: each is off by up to
-    half a step of the largest in its block, and ggml's scales are halves. Many rows and halves are products of f32."""
+    half a step of the largest in its block, and ggml's scales are halves. Many rows become 16 bits, or stay as they are;
+    beside halves they always do."""
     every = F.linear(x.abs(), w.abs())
-    if dtype in HALVES or len(x) > FEW[dtype]:
+    if dtype in HALVES:
         return 2e-6 * every
-    block = BLOCKS[dtype][0]
-    step = x.abs().reshape(len(x), -1, block).amax(-1, keepdim=True) / 254
-    return F.linear(step.expand(-1, -1, block).reshape(x.shape), w.abs()) + 6e-4 * every
+    block, few = BLOCKS[dtype][0], len(x) <= FEW[dtype]
+    step = x.abs().reshape(len(x), -1, block).amax(-1, keepdim=True) / (254 if few else 65534)
+    return F.linear(step.expand(-1, -1, block).reshape(x.shape), w.abs()) + (6e-4 if few else 2e-6) * every
 
 
 class Model(nn.Module):

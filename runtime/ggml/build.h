@@ -237,6 +237,7 @@ Kernel gather_kernel(size_t width);                        // IndexJob
 Kernel scatter_kernel(Put put, DType dtype);               // IndexJob; set takes any dtype
 Kernel product_kernel(DType dtype);                        // ProductJob
 Kernel few_rows_kernel();                                  // ProductJob with few rows and a stored weight, f32
+Kernel words_kernel(DType weight);                         // ProductJob with many rows and such a weight; nullptr for most
 Kernel lookup_kernel();                                    // LookupJob
 int64_t packed_floats(int64_t k, int64_t n);
 void read_packed(const float* packed, int64_t k, int64_t column, float* y);  // k elements

@@ -128,7 +128,8 @@ Tensor stored_product(Build& b, Operands p, const Tensor& w) {
   job->loop.push(1, 0);
   const double cost = static_cast<double>(out.count()) * static_cast<double>(job->k);
   const bool few = job->m <= few_rows(w.dtype) && job->k > 0;
-  b.step(few ? few_rows_kernel() : product_kernel(DType::f32), job, out, {&x, &w, &bias}, cost);
+  const Kernel words = job->k > 0 ? words_kernel(w.dtype) : nullptr, many = words ? words : product_kernel(DType::f32);
+  b.step(few ? few_rows_kernel() : many, job, out, {&x, &w, &bias}, cost);
   return out;
 }
 

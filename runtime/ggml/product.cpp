@@ -5,8 +5,7 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr int64_t kDepth = 256;          // of a packed panel, which stays in the first cache
-constexpr int64_t kBlock = 64 * 1024;    // elements of the first operand, which stay in the second
+constexpr int64_t kDepth = 256;  // of a packed panel, which stays in the first cache
 
 // b[k, c] for depth * kWidth elements, with zeros beyond `columns`.
 void pack(float* panel, const char* b, int64_t step, int64_t column, int64_t depth, int64_t columns) {
@@ -19,28 +18,6 @@ void pack(float* panel, const char* b, int64_t step, int64_t column, int64_t dep
     const char* from = b + c * column;
     float* to = panel + c;
     for (int64_t k = 0; k < depth; ++k) to[k * kWidth] = *reinterpret_cast<const float*>(from + k * step);
-  }
-}
-
-using Eight = float __attribute__((vector_size(32), aligned(alignof(float)), may_alias));
-using Order = int32_t __attribute__((vector_size(32)));
-
-// to[k, c] = rows[c][k] for eight of both.
-void transpose(const float* from, int64_t row, float* to, int64_t pitch) {
-  Eight a[8], b[8];
-  for (int r = 0; r < 8; ++r) a[r] = *reinterpret_cast<const Eight*>(from + r * row);
-  for (int r = 0; r < 8; r += 2) {
-    b[r] = __builtin_shuffle(a[r], a[r + 1], Order{0, 8, 1, 9, 4, 12, 5, 13});
-    b[r + 1] = __builtin_shuffle(a[r], a[r + 1], Order{2, 10, 3, 11, 6, 14, 7, 15});
-  }
-  for (int r = 0; r < 8; r += 4)
-    for (int i = 0; i < 2; ++i) {
-      a[r + 2 * i] = __builtin_shuffle(b[r + i], b[r + 2 + i], Order{0, 1, 8, 9, 4, 5, 12, 13});
-      a[r + 2 * i + 1] = __builtin_shuffle(b[r + i], b[r + 2 + i], Order{2, 3, 10, 11, 6, 7, 14, 15});
-    }
-  for (int r = 0; r < 4; ++r) {
-    *reinterpret_cast<Eight*>(to + r * pitch) = __builtin_shuffle(a[r], a[r + 4], Order{0, 1, 2, 3, 8, 9, 10, 11});
-    *reinterpret_cast<Eight*>(to + (r + 4) * pitch) = __builtin_shuffle(a[r], a[r + 4], Order{4, 5, 6, 7, 12, 13, 14, 15});
   }
 }
 
@@ -117,27 +94,12 @@ void panel_product(const ProductJob& job, const Part& part) {
 
 void product(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ProductJob*>(userdata);
-  const int64_t panels = (job.n + kWidth - 1) / kWidth, tiles = (job.m + kHeight - 1) / kHeight;
-  // The rows are cut where the cache asks for it, and further when there is too little else to share out.
   // What has to be widened first is read for more rows at a time.
-  const int64_t block = job.stored ? 4 * kBlock : kBlock;
-  const int64_t most = std::max<int64_t>(4 * kHeight, block / std::max<int64_t>(job.k, 1));
-  int64_t parts = (job.m + most - 1) / most;
-  const int64_t units = job.loop.count() * panels * parts;
-  if (nth > 1 && units < 4 * nth) parts = std::min(tiles, parts * ((4 * nth + units - 1) / units));
-  constexpr int64_t w = sizeof(float);
-  Loop loop = job.loop;
-  loop.push(parts, 0, 0, 0);
-  loop.push(panels, kWidth * w, 0, kWidth * job.b_column);
-  each_unit(job, loop, kWidth * job.k * (job.m / parts + 1), ith, nth, [&](int64_t position, const int64_t* offset) {
-    const int64_t panel = position % panels, part = position / panels % parts;
-    const Span span = share(tiles, static_cast<int>(part), static_cast<int>(parts));
+  each_panel(job, job.stored ? 4 * kBlock : kBlock, kHeight, ith, nth, [&](const Panel& p, const int64_t* offset) {
     panel_product(job, {at<float>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]),
                         job.packed ? nullptr : at<char>(job.data[2], offset[2]),
-                        job.packed ? job.packed + panel * kWidth * job.k : nullptr,
-                        job.data[3] ? static_cast<const float*>(job.data[3]) + panel * kWidth : nullptr,
-                        {span.begin * kHeight, std::min(span.end * kHeight, job.m)},
-                        std::min<int64_t>(kWidth, job.n - panel * kWidth)});
+                        job.packed ? job.packed + p.first * job.k : nullptr,
+                        job.data[3] ? static_cast<const float*>(job.data[3]) + p.first : nullptr, p.rows, p.columns});
   });
 }
 

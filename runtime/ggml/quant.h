@@ -2,10 +2,19 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace keepdim::ggml {
 
 constexpr int64_t kBlock32 = 32;  // weights of a block, but of K types
+
+// Whether many rows are multiplied in whole numbers too (words.cpp).
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define KEEPDIM_WORDS
+constexpr bool kWords = true;
+#else
+constexpr bool kWords = false;
+#endif
 
 struct BlockQ8 {  // q8_0: w = d * q
   uint16_t d;
@@ -57,30 +66,34 @@ inline __m128i bits_of(__m128i bytes, int down, int mask) {
   return _mm_and_si128(_mm_srl_epi16(bytes, _mm_cvtsi32_si128(down)), _mm_set1_epi8(static_cast<char>(mask)));
 }
 
-inline void read_nibbles(const uint8_t* q, float scale, float least, float* y) {
-  read_bytes(bits_of(load128(q), 0, 15), scale, least, y);
-  read_bytes(bits_of(load128(q), 4, 15), scale, least, y + 16);
-}
+inline __m128i nibbles_of(const uint8_t* q, int half) { return bits_of(load128(q), 4 * half, 15); }
 
-inline void read_fives(const uint8_t* q, const uint8_t* h, float scale, float least, float* y) {
+inline __m128i fives_of(const uint8_t* q, const uint8_t* h, int half) {
   const __m128i own_bit = _mm_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
-  for (int half = 0; half < 2; ++half) {
-    const __m128i eights = _mm_unpacklo_epi64(_mm_set1_epi8(static_cast<char>(h[2 * half])),
-                                              _mm_set1_epi8(static_cast<char>(h[2 * half + 1])));
-    const __m128i set = _mm_cmpeq_epi8(_mm_and_si128(eights, own_bit), own_bit);
-    const __m128i fifth = _mm_and_si128(set, _mm_set1_epi8(16));
-    read_bytes(_mm_or_si128(bits_of(load128(q), 4 * half, 15), fifth), scale, least, y + 16 * half);
-  }
+  const __m128i eights = _mm_unpacklo_epi64(_mm_set1_epi8(static_cast<char>(h[2 * half])),
+                                            _mm_set1_epi8(static_cast<char>(h[2 * half + 1])));
+  const __m128i set = _mm_cmpeq_epi8(_mm_and_si128(eights, own_bit), own_bit);
+  return _mm_or_si128(nibbles_of(q, half), _mm_and_si128(set, _mm_set1_epi8(16)));
 }
 
-inline void read_block(const BlockQ8& b, float* y) {
-  read_bytes(load128(b.q), _cvtsh_ss(b.d), 0, y);
-  read_bytes(load128(b.q + 16), _cvtsh_ss(b.d), 0, y + 16);
+// A block of 32 as w = scale * q + least: half of its q, 16 signed bytes.
+inline __m128i half_of(const BlockQ8& b, int half) { return load128(b.q + 16 * half); }
+inline __m128i half_of(const BlockQ4& b, int half) { return _mm_sub_epi8(nibbles_of(b.q, half), _mm_set1_epi8(8)); }
+inline __m128i half_of(const BlockQ4m& b, int half) { return nibbles_of(b.q, half); }
+inline __m128i half_of(const BlockQ5& b, int half) { return _mm_sub_epi8(fives_of(b.q, b.h, half), _mm_set1_epi8(16)); }
+inline __m128i half_of(const BlockQ5m& b, int half) { return fives_of(b.q, b.h, half); }
+template <class Block>
+constexpr bool kHasLeast = std::is_same_v<Block, BlockQ4m> || std::is_same_v<Block, BlockQ5m>;
+template <class Block>
+float least_of(const Block& b) {
+  if constexpr (kHasLeast<Block>) return _cvtsh_ss(b.m);
+  return 0;
 }
-inline void read_block(const BlockQ4& b, float* y) { read_nibbles(b.q, _cvtsh_ss(b.d), -8 * _cvtsh_ss(b.d), y); }
-inline void read_block(const BlockQ4m& b, float* y) { read_nibbles(b.q, _cvtsh_ss(b.d), _cvtsh_ss(b.m), y); }
-inline void read_block(const BlockQ5& b, float* y) { read_fives(b.q, b.h, _cvtsh_ss(b.d), -16 * _cvtsh_ss(b.d), y); }
-inline void read_block(const BlockQ5m& b, float* y) { read_fives(b.q, b.h, _cvtsh_ss(b.d), _cvtsh_ss(b.m), y); }
+
+template <class Block>
+void read_block(const Block& b, float* y) {
+  for (int half = 0; half < 2; ++half) read_bytes(half_of(b, half), _cvtsh_ss(b.d), least_of(b), y + 16 * half);
+}
 
 inline void read_block(const BlockQ6k& b, float* y) {
   const float scale = _cvtsh_ss(b.d);

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <utility>
 
+#include "quant.h"
+
 namespace keepdim::ggml {
 namespace {
 
@@ -16,8 +18,16 @@ struct All {
     ggml_rows[0] = 10, ggml_rows[1] = 48;
     names = {{"ggml_rows.rest", &ggml_rows[0]}, {"ggml_rows.whole", &ggml_rows[1]}, {"work_per_thread", &work_per_thread}};
     constexpr std::pair<DType, int64_t> rows[] = {
-        {DType::f16, 9},   {DType::bf16, 6}, {DType::q8_0, 16}, {DType::q4_0, 24}, {DType::q4_1, 20},
-        {DType::q5_0, 4},  {DType::q5_1, 4}, {DType::q4_k, 11}, {DType::q5_k, 8},  {DType::q6_k, 9}};
+        {DType::f16, 9},
+        {DType::bf16, 6},
+        {DType::q8_0, kWords ? 5 : 16},
+        {DType::q4_0, kWords ? 14 : 24},
+        {DType::q4_1, kWords ? 9 : 20},
+        {DType::q5_0, kWords ? 1 : 4},
+        {DType::q5_1, kWords ? 1 : 4},
+        {DType::q4_k, 11},
+        {DType::q5_k, 8},
+        {DType::q6_k, 9}};
     for (const auto& [type, most] : rows) {
       few_rows[static_cast<size_t>(type)] = most;
       names[std::string("few_rows.") + dtype_name(type)] = &few_rows[static_cast<size_t>(type)];

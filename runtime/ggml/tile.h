@@ -32,6 +32,28 @@ using Vector = VectorOf<float>;
 inline Vector load(const float* x) { return *reinterpret_cast<const Vector*>(x); }
 inline void store(float* y, Vector x) { *reinterpret_cast<Vector*>(y) = x; }
 
+using Eight = float __attribute__((vector_size(32), aligned(alignof(float)), may_alias));
+
+// to[k, c] = rows[c][k] for eight of both, of whatever 32 bits.
+inline void transpose(const float* from, int64_t row, float* to, int64_t pitch) {
+  using Order = int32_t __attribute__((vector_size(32)));
+  Eight a[8], b[8];
+  for (int r = 0; r < 8; ++r) a[r] = *reinterpret_cast<const Eight*>(from + r * row);
+  for (int r = 0; r < 8; r += 2) {
+    b[r] = __builtin_shuffle(a[r], a[r + 1], Order{0, 8, 1, 9, 4, 12, 5, 13});
+    b[r + 1] = __builtin_shuffle(a[r], a[r + 1], Order{2, 10, 3, 11, 6, 14, 7, 15});
+  }
+  for (int r = 0; r < 8; r += 4)
+    for (int i = 0; i < 2; ++i) {
+      a[r + 2 * i] = __builtin_shuffle(b[r + i], b[r + 2 + i], Order{0, 1, 8, 9, 4, 5, 12, 13});
+      a[r + 2 * i + 1] = __builtin_shuffle(b[r + i], b[r + 2 + i], Order{2, 3, 10, 11, 6, 7, 14, 15});
+    }
+  for (int r = 0; r < 4; ++r) {
+    *reinterpret_cast<Eight*>(to + r * pitch) = __builtin_shuffle(a[r], a[r + 4], Order{0, 1, 2, 3, 8, 9, 10, 11});
+    *reinterpret_cast<Eight*>(to + (r + 4) * pitch) = __builtin_shuffle(a[r], a[r + 4], Order{4, 5, 6, 7, 12, 13, 14, 15});
+  }
+}
+
 // Floats of the calling thread that only grow; nullptr when there is no memory.
 inline float* scratch(int64_t floats) {
   struct Free {
@@ -124,6 +146,33 @@ void multiply_rows(const Tile& tile, int64_t rows) {
     multiply_rows<vectors, whole, true>(tile, rows, heights);
   else
     multiply_rows<vectors, whole, false>(tile, rows, heights);
+}
+
+constexpr int64_t kBlock = 64 * 1024;  // elements of the first operand that stay in the second cache
+
+// Some rows of a product and kWidth columns of it, or what is left of them.
+struct Panel {
+  Span rows;
+  int64_t first, columns;
+};
+
+// Calls body(panel, offsets) for every panel of the result, this thread's share of them. The rows are cut where the cache
+// asks for it, at so many elements of the first operand, and further when there is too little else to share out.
+template <class Body>
+void each_panel(const ProductJob& job, int64_t block, int64_t height, int ith, int nth, Body&& body) {
+  const int64_t panels = (job.n + kWidth - 1) / kWidth, tiles = (job.m + height - 1) / height;
+  const int64_t most = std::max<int64_t>(4 * height, block / std::max<int64_t>(job.k, 1));
+  int64_t parts = (job.m + most - 1) / most;
+  const int64_t units = job.loop.count() * panels * parts;
+  if (nth > 1 && units < 4 * nth) parts = std::min(tiles, parts * ((4 * nth + units - 1) / units));
+  Loop loop = job.loop;
+  loop.push(parts, 0, 0, 0);
+  loop.push(panels, kWidth * static_cast<int64_t>(sizeof(float)), 0, kWidth * job.b_column);
+  each_unit(job, loop, kWidth * job.k * (job.m / parts + 1), ith, nth, [&](int64_t position, const int64_t* offset) {
+    const int64_t first = position % panels * kWidth, part = position / panels % parts;
+    const Span span = share(tiles, static_cast<int>(part), static_cast<int>(parts));
+    body({{span.begin * height, std::min(span.end * height, job.m)}, first, std::min<int64_t>(kWidth, job.n - first)}, offset);
+  });
 }
 
 }  // namespace keepdim::ggml
