@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from ..contract import DTYPE_OF
 from ..dims import Dim
 from .table import Args, Lower, Shape, Sink, Unsupported, aten, broadcast, cast, op, promote
 
 TRUTH = "bool"
+# Beside a half torch rounds the number of these to that dtype first; of products and quotients it does not.
+ROUNDED = ("add", "sub", "remainder", "fmod", "pow", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def operand(a: Args, name: str) -> int | Dim | float:
@@ -29,6 +34,15 @@ def full(b: Sink, value: Dim | float, dtype: str) -> int:
     return b.emit("full", [], Shape(dtype, ()), value=value)
 
 
+def rounded(x: Dim | float, dtype: str) -> Dim | float:
+    """A number as a half has it."""
+    known = x.value if isinstance(x, Dim) else x
+    if dtype not in ("f16", "bf16") or known is None:
+        return x
+    number: float = torch.tensor(known, dtype=DTYPE_OF[dtype]).item()
+    return x if number == known else number
+
+
 def binary(first: str = "self", second: str = "other") -> Lower:
     """Operands in the result's dtype."""
 
@@ -37,7 +51,7 @@ def binary(first: str = "self", second: str = "other") -> Lower:
         alpha = a.number("alpha") if a.has("alpha") else None
         if alpha is not None and not _one(alpha):
             whole = y if isinstance(y, int) else full(b, y, out.dtype)
-            y = b.emit("mul", [cast(b, whole, out.dtype)], Shape(out.dtype, b.shape(whole).dims), other=alpha)
+            y = b.emit("mul", [cast(b, whole, out.dtype)], Shape(out.dtype, b.shape(whole).dims), other=rounded(alpha, out.dtype))
         return pair(b, name, x, y, out, out.dtype)
 
     return lower
@@ -51,7 +65,7 @@ def pair(b: Sink, name: str, x: int | Dim | float, y: int | Dim | float, out: Sh
         return b.emit(name, [first, broadcast(b, y, shape)], out)
     if isinstance(y, float) and dtype[0] != "f" and dtype != "bf16":
         raise Unsupported(f"the number {y} is no {dtype}")
-    return b.emit(name, [first], out, other=y)
+    return b.emit(name, [first], out, other=rounded(y, dtype) if name in ROUNDED else y)
 
 
 def _compare(b: Sink, name: str, a: Args, out: Shape) -> int:
@@ -98,7 +112,7 @@ def _rsub(b: Sink, name: str, a: Args, out: Shape) -> int:
     x, y, alpha = broadcast(b, a.tensor("self"), out), a.number("other"), a.number("alpha")
     if alpha is not None and not _one(alpha):
         raise Unsupported(f"alpha = {alpha} is not handled")
-    return b.emit("add", [b.emit("neg", [x], out)], out, other=y)
+    return b.emit("add", [b.emit("neg", [x], out)], out, other=rounded(y, out.dtype))
 
 
 def _unary(b: Sink, name: str, a: Args, out: Shape) -> int:
@@ -180,6 +194,7 @@ op("sub", aten.sub.Tensor, aten.sub.Scalar, lower=binary())
 op("mul", aten.mul.Tensor, aten.mul.Scalar, lower=binary())
 op("div", aten.div.Tensor, aten.div.Scalar, lower=binary())
 op("div", aten.div.Tensor_mode, lower=_rounded)
+op("div_floor", aten.floor_divide.default, lower=binary())
 op("remainder", aten.remainder.Tensor, aten.remainder.Scalar, lower=binary())
 op("fmod", aten.fmod.Tensor, aten.fmod.Scalar, lower=binary())
 op("pow", aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, lower=binary(second="exponent"))

@@ -220,6 +220,12 @@ for _dtype in ("f64", "f16", "bf16"):
     for _f in (torch.add, torch.mul, torch.maximum, torch.minimum):
         case(_f.__name__, _f, f"{_dtype} nan", x=f"{_dtype} nan: n 13", y=f"{_dtype} nan: n 13", n=N)
     case("where", torch.where, _dtype, x="bool: n 8", y=f"{_dtype} nan: n 8", z=f"{_dtype}: 8", n=N)
+for _dtype in ("f16", "bf16"):
+    family(f"of {_dtype}")
+    for _f in (torch.remainder, torch.fmod, torch.pow, torch.mul, torch.add):
+        case(_f.__name__, lambda x, f=_f: f(x, 0.3), f"{_dtype} and a number it has not", x=f"{_dtype} >0: n 24", n=N)
+    case("div_floor", lambda x: x // 0.3, f"{_dtype} and a number it has not", x=f"{_dtype}: n 24", n=N)
+    case("eq", lambda x: (x * 0 + 0.3) == 0.3, f"{_dtype} and a number it has not", x=f"{_dtype}: n 24", n=N)
 for _dtype in ("i32", "i16", "i8", "u8"):
     family(f"of {_dtype}")
     for _f in (torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, torch.eq, torch.lt, torch.bitwise_and):
