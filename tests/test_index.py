@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from engines import BACKENDS
 from torch import nn
 from torch.export import Dim
 
@@ -51,19 +52,19 @@ WRITES = {
 WRAPS = ("index", "index of two", "index_put", "index_add", "index_put of two")
 
 
-def lower(fn: Callable[..., torch.Tensor], dtype: torch.dtype) -> keepdim.Module:
+def lower(fn: Callable[..., torch.Tensor], dtype: torch.dtype, engine: str) -> keepdim.Module:
     i = torch.zeros(3, dtype=dtype)
     shapes = (None, {0: Dim("n", min=0, max=20000)})
-    module = keepdim.lower(Apply(fn), (torch.randn(SIZE, 3), i), dynamic_shapes=shapes)
-    assert module.report.delegates == ["KeepdimGgml"] and not module.report.remaining, str(module.report)
+    module = keepdim.lower(Apply(fn), (torch.randn(SIZE, 3), i), dynamic_shapes=shapes, engine=engine)
+    assert module.report.delegates == [BACKENDS[engine]] and not module.report.remaining, str(module.report)
     return module
 
 
 @pytest.mark.parametrize("name", [*READS, *WRITES])
-def test_an_index_out_of_range_is_an_error_of_the_call(name: str) -> None:
+def test_an_index_out_of_range_is_an_error_of_the_call(name: str, engine: str) -> None:
     """The sentence names the op, the first bad index and the range; the next good call is right."""
     fn = {**READS, **WRITES}[name]
-    module = lower(fn, torch.int64)
+    module = lower(fn, torch.int64, engine)
     x = torch.randn(SIZE, 3)
     low = -SIZE if name in WRAPS else 0
     for n in (1, 4, 20000):
@@ -82,11 +83,12 @@ def test_an_index_out_of_range_is_an_error_of_the_call(name: str) -> None:
         torch.testing.assert_close(module(x, i), fn(x, i))
 
 
-def test_an_index_into_nothing_is_an_error_of_the_call() -> None:
+def test_an_index_into_nothing_is_an_error_of_the_call(engine: str) -> None:
     """No element is there to be read."""
     m = Dim("m", min=0, max=9)
     args = (torch.randn(2, 3), torch.zeros(3, dtype=torch.int64))
-    module = keepdim.lower(Apply(lambda x, i: x[i]), args, dynamic_shapes=({0: m}, {0: Dim("n", min=0, max=9)}))
+    shapes = ({0: m}, {0: Dim("n", min=0, max=9)})
+    module = keepdim.lower(Apply(lambda x, i: x[i]), args, dynamic_shapes=shapes, engine=engine)
     with pytest.raises(KeepdimError, match="index 0 is not in an empty dim"):
         module(torch.randn(0, 3), torch.zeros(2, dtype=torch.int64))
     assert module(torch.randn(0, 3), torch.zeros(0, dtype=torch.int64)).shape == (0, 3)
@@ -94,13 +96,13 @@ def test_an_index_into_nothing_is_an_error_of_the_call() -> None:
     assert torch.equal(module(x, torch.tensor([1, -1])), x[[1, 1]])
 
 
-def test_a_mask_that_takes_more_than_there_is_is_an_error_of_the_call() -> None:
+def test_a_mask_that_takes_more_than_there_is_is_an_error_of_the_call(engine: str) -> None:
     """masked_scatter with fewer numbers than places, as torch refuses it; as many, more, or none at all are right."""
     n, k = Dim("n", min=0, max=9), Dim("k", min=0, max=9)
     args = (torch.ones(3, dtype=torch.bool), torch.randn(4))
     model = Apply(lambda mask, source: torch.zeros_like(mask, dtype=torch.float32).masked_scatter(mask, source))
-    module = keepdim.lower(model, args, dynamic_shapes=({0: n}, {0: k}))
-    assert module.report.delegates == ["KeepdimGgml"] and not module.report.remaining, str(module.report)
+    module = keepdim.lower(model, args, dynamic_shapes=({0: n}, {0: k}), engine=engine)
+    assert module.report.delegates == [BACKENDS[engine]] and not module.report.remaining, str(module.report)
     for mask, count in (([1, 1, 1], 2), ([0, 1], 0), ([1] * 9, 8)):
         with pytest.raises(RuntimeError):
             model(torch.tensor(mask).bool(), torch.randn(count))
@@ -113,13 +115,13 @@ def test_a_mask_that_takes_more_than_there_is_is_an_error_of_the_call() -> None:
             assert torch.equal(module(m, source), model(m, source))
 
 
-def test_bags_that_are_none_are_an_error_of_the_call() -> None:
+def test_bags_that_are_none_are_an_error_of_the_call(engine: str) -> None:
     """Offsets begin at 0, do not fall, and end where the indices end; the next good call is right."""
 
     def fn(x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         return F.embedding_bag(torch.arange(5), x, starts, mode="sum")
 
-    module = lower(fn, torch.int64)
+    module = lower(fn, torch.int64, engine)
     x = torch.randn(SIZE, 3)
     for starts, fact in (
         ([1, 2], "offset 0 is 1, expected 0"),
@@ -158,13 +160,13 @@ ORDERED = {
 }
 
 
-def test_threads_change_no_bit(threads: Any) -> None:
+def test_threads_change_no_bit(threads: Any, engine: str) -> None:
     """Whatever their number: sums have their order, and what is written twice has its own."""
     torch.manual_seed(0)
     x, i = torch.randn(90000), torch.randint(0, 7, (90000,))
     n = 3 * Dim("n", min=1, max=30000)
     model = Apply(lambda x, i: {name: fn(x, i) for name, fn in ORDERED.items()})
-    module = keepdim.lower(model, (x[:9], i[:9]), dynamic_shapes=({0: n}, {0: n}))
+    module = keepdim.lower(model, (x[:9], i[:9]), dynamic_shapes=({0: n}, {0: n}), engine=engine)
     results: dict[str, list[torch.Tensor]] = {name: [] for name in ORDERED}
     for count in (1, 2, 3, 4, 7):
         threads(count)

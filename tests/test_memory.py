@@ -146,3 +146,54 @@ def test_weights_are_in_memory_once(engine: str, tmp_path: Path) -> None:
     used = json.loads(run.stdout)
     room = 12 << 20  # one weight while it is packed, libraries touched by the first call, buffers of 8 rows of results
     assert used["rss"] <= used["peak"] <= 1.1 * weights + room, (weights, used)
+
+
+FULL = """
+import resource, sys, torch, keepdim
+
+module = keepdim.load(sys.argv[1])
+x = torch.randn(4000, 100)
+want = module(x[:8])
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+try:
+    module(x)
+except keepdim.KeepdimError as e:
+    print(e)
+assert torch.equal(module(x[:8]), want)
+"""
+
+
+def test_memory_that_is_not_there_is_an_error_of_the_call(engine: str, tmp_path: Path) -> None:
+    """A plan within the limit, and more than the process may have: a sentence, and the next call works."""
+
+    class Pairs(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x[:, None, :] * x[None, :, :] + 1).sum(2)
+
+    shapes = ({0: Dim("n", min=1, max=4000)},)
+    keepdim.lower(Pairs(), (torch.randn(3, 100),), dynamic_shapes=shapes, engine=engine).save(tmp_path / "m.pte")
+    run = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "m.pte")], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(f"[run] {engine}: ") and "bytes could not be allocated." in run.stdout
+
+
+class Bag(nn.Module):
+    """Rows of a table by bags, products of integers, and distances: what MLX has no op for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Buffer(torch.randn(9, 16))
+
+    def forward(self, i: torch.Tensor, starts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        bags = F.embedding_bag(i, self.rows, starts, mode="max")
+        return bags, i[:, None] @ i[None, :40], torch.cdist(bags, bags[:40])
+
+
+def test_what_an_engine_has_no_op_for_needs_no_more_than_its_result(engine: str) -> None:
+    """Each result has some megabytes; put together at once they would take tens of gigabytes."""
+    model, n, b = Bag(), Dim("n", min=40, max=20000), Dim("b", min=40, max=20000)
+    example = (torch.zeros(50, dtype=torch.int64), torch.arange(45))
+    module = keepdim.lower(model, example, dynamic_shapes=({0: n}, {0: b}), engine=engine)
+    for count in (41, 20000, 40):
+        args = (torch.randint(0, 9, (count,)), torch.arange(count))
+        torch.testing.assert_close(module(*args), model(*args))

@@ -37,11 +37,11 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def file(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(model: nn.Module, engine: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The block, lowered for batch 0..4 and length 1..64, on disk."""
     dims = {0: Dim("batch", min=0, max=4), 1: Dim("length", min=1, max=64)}
     path = tmp_path_factory.mktemp("runtime") / "block.pte"
-    keepdim.lower(model, (torch.randn(2, 3, 16),), dynamic_shapes=(dims,)).save(path)
+    keepdim.lower(model, (torch.randn(2, 3, 16),), dynamic_shapes=(dims,), engine=engine).save(path)
     return path
 
 
@@ -322,10 +322,11 @@ def test_wrong_inputs_are_refused(name: str, file: Path, model: nn.Module) -> No
     torch.testing.assert_close(module(X), model(X))
 
 
-def test_an_error_inside_a_delegate_is_a_sentence() -> None:
+def test_an_error_inside_a_delegate_is_a_sentence(engine: str) -> None:
     """An index outside the table is known only while running; the next call works."""
     table = nn.Embedding(10, 4).requires_grad_(False)
-    module = keepdim.lower(table, (torch.tensor([1, 2, 3]),), dynamic_shapes=({0: Dim("n", min=1, max=9)},))
+    shapes = ({0: Dim("n", min=1, max=9)},)
+    module = keepdim.lower(table, (torch.tensor([1, 2, 3]),), dynamic_shapes=shapes, engine=engine)
     good = torch.tensor([0, 9])
     for bad in (torch.tensor([1, 10]), torch.tensor([-1, 1]), torch.tensor([2**40])):
         with pytest.raises(KeepdimError, match=r"embedding.*(10|range|rows)"):

@@ -1,6 +1,7 @@
 // The MLX engine: weights and states as MLX's arrays, plans that hold what sizes decide, and the run itself, which puts
 // the program together and evaluates it once.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -65,6 +66,7 @@ struct MlxPlan final : Plan {
   std::vector<Step> steps;                               // of the branches taken
   std::vector<std::pair<int32_t, int32_t>> same;         // results of a cond, and what they are
   std::vector<size_t> same_before;                       // how many of those stand before a step
+  size_t needs = 0;                                      // bytes alive at once, at most
   size_t bytes() const override { return sizeof(*this) + steps.size() * (sizeof(Step) + 64); }
 };
 
@@ -89,7 +91,7 @@ class MlxEngine final : public Engine {
   mx::Shape shape_of(const Value& value, const int64_t* sizes) const;
   size_t bytes_of(int32_t id, const int64_t* sizes, size_t limit) const;
   void note_last_uses(MlxPlan& plan) const;
-  void limit_memory(const MlxPlan& plan, const int64_t* sizes, size_t limit) const;
+  size_t most_alive(const MlxPlan& plan, const int64_t* sizes, size_t limit) const;
   void put_together(const MlxPlan& plan, const Call& call, Values& values) const;
   void give(const Call& call, std::vector<std::optional<Array>>& results) const;
   void save_states();
@@ -152,7 +154,7 @@ std::unique_ptr<Plan> MlxEngine::build(const int64_t* sizes, size_t memory_limit
   add_steps(*plan, program_.nodes, sizes);
   plan->same_before.push_back(plan->same.size());
   note_last_uses(*plan);
-  limit_memory(*plan, sizes, memory_limit);
+  plan->needs = most_alive(*plan, sizes, memory_limit);
   return plan;
 }
 
@@ -190,7 +192,7 @@ size_t MlxEngine::bytes_of(int32_t id, const int64_t* sizes, size_t limit) const
 }
 
 // What is alive at once, at most, before anything is allocated.
-void MlxEngine::limit_memory(const MlxPlan& plan, const int64_t* sizes, size_t limit) const {
+size_t MlxEngine::most_alive(const MlxPlan& plan, const int64_t* sizes, size_t limit) const {
   size_t alive = 0, most = 0;
   for (const Step& step : plan.steps) {
     if (__builtin_add_overflow(alive, bytes_of(step.node->outs[0], sizes, limit), &alive)) alive = SIZE_MAX;
@@ -199,9 +201,23 @@ void MlxEngine::limit_memory(const MlxPlan& plan, const int64_t* sizes, size_t l
     for (int32_t id : step.done)
       if (program_.values[id].kind == Value::Kind::temp) alive -= std::min(alive, bytes_of(id, sizes, limit));
   }
+  return most;
 }
 
 // ---- runs
+
+// MLX's threads write to what malloc gives, and die of nullptr: whether there is enough is asked before.
+void need_memory(size_t bytes) {
+  constexpr size_t small = size_t{1} << 26;  // what is there anyway, and what rows make beside their results
+  if (bytes < small) return;
+  const auto there = [bytes] {
+    const std::unique_ptr<void, void (*)(void*)> room(std::malloc(bytes + small), std::free);
+    return room != nullptr;
+  };
+  if (there()) return;
+  mx::clear_cache();
+  if (!there()) fail(Code::out_of_memory, "[run] mlx: " + std::to_string(bytes) + " bytes could not be allocated. Free some, or call it with smaller sizes.");
+}
 
 // A node's own time, where it is asked for: it is computed on its own then, with what it changes.
 void evaluate(const Node& node, const Values& values, Trace& trace) {
@@ -280,6 +296,7 @@ void MlxEngine::run(Plan& any, const Call& call) {
       all.push_back(state->data);
       if (state->scales) all.push_back(*state->scales);
     }
+    need_memory(plan.needs);
     mx::eval(all);
     for (Doubt& doubt : doubts)
       if (!doubt.fine.item<bool>()) fail(Code::invalid_argument, doubt.sentence());
@@ -292,7 +309,9 @@ void MlxEngine::run(Plan& any, const Call& call) {
     fail(Code::out_of_memory, "[run] mlx: the system has no memory left. Free some, or call it with smaller sizes.");
   } catch (const std::exception& e) {
     save_states();
-    fail(Code::internal, std::string("[run] mlx: ") + e.what() + ".");
+    std::string fact = e.what();
+    while (!fact.empty() && fact.back() == '.') fact.pop_back();
+    fail(Code::internal, "[run] mlx: " + fact + ". Please report this, with the program that keepdim inspect prints.");
   }
 }
 

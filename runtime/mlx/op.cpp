@@ -47,6 +47,14 @@ Array number(double value, mx::Dtype dtype) {
   return mx::astype(Array(truncate(value), mx::int64), dtype);
 }
 
+Array span(const Array& x, int axis, int from, int to) {
+  if (axis < 0) axis += rank_of(x);
+  mx::Shape start(x.ndim(), 0), stop = x.shape();
+  start[axis] = from;
+  stop[axis] = to;
+  return mx::slice(x, start, stop);
+}
+
 Array host(const std::vector<int64_t>& values, mx::Shape shape) { return Array(values.begin(), std::move(shape), mx::int64); }
 
 Op::Op(const Program& program, const Step& step, const int64_t* sizes, Values& values)

@@ -3,6 +3,7 @@
 #pragma once
 #include <mlx/mlx.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -127,6 +128,30 @@ const Row* find_row(const std::string& op);  // engine.cpp; nullptr when there i
 
 // ---- what rows of several families use
 
+inline int rank_of(const Array& x) { return static_cast<int>(x.ndim()); }
+Array span(const Array& x, int axis, int from, int to);  // x[from:to] of one dim
+inline Array part(const Array& x, int axis, int index, int count) {  // one of so many equal ones
+  const int size = x.shape(axis) / count;
+  return span(x, axis, index * size, (index + 1) * size);
+}
+
+// Elements that a row makes at a time beside operands and result. What would take more is made in parts: the sum of what
+// nodes give is then what a plan needs.
+constexpr int64_t kAtOnce = int64_t{1} << 22;
+// How many of `count` are made at a time, where each takes so many elements.
+inline int at_once(int64_t count, int64_t each) {
+  return static_cast<int>(std::clamp<int64_t>(kAtOnce / std::max<int64_t>(each, 1), 1, std::max<int64_t>(count, 1)));
+}
+// make(from, to) for all parts of `count`, one behind the other along an axis.
+template <class Make>
+Array in_parts(int count, int64_t each, int axis, const Make& make) {
+  const int step = at_once(count, each);
+  std::vector<Array> parts;
+  for (int from = 0; from < count; from += step) parts.push_back(make(from, std::min(from + step, count)));
+  return parts.size() == 1 ? parts[0] : mx::concatenate(parts, axis);
+}
+
+Array product(const Array& x, const Array& y);  // ops_product.cpp; [.., m, k] @ [.., k, n]
 Array number(double value, mx::Dtype dtype);
 inline Array whole(int64_t value, mx::Dtype dtype) { return mx::astype(Array(value, mx::int64), dtype); }
 Array host(const std::vector<int64_t>& values, mx::Shape shape);  // i64

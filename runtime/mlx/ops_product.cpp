@@ -7,14 +7,6 @@
 namespace keepdim::mlx {
 namespace {
 
-int rank_of(const Array& x) { return static_cast<int>(x.ndim()); }
-
-// [.., m, k] @ [.., k, n]; MLX has no product of integers, so theirs are multiplied and added up.
-Array product(const Array& x, const Array& y) {
-  if (mx::issubdtype(x.dtype(), mx::floating)) return mx::matmul(x, y);
-  return mx::astype(mx::sum(mx::multiply(mx::expand_dims(x, -1), mx::expand_dims(y, -3)), Axes{-2}), x.dtype());
-}
-
 Array matmul(Op& op) {
   const Array &x = op.in(0), &y = op.in(1);
   if (x.ndim() < 2 || y.ndim() < 2 || x.shape(-1) != y.shape(-2)) op.refuse(dims_text(x.shape()) + " and " + dims_text(y.shape()) + " do not fit.");
@@ -102,13 +94,7 @@ Array widened(const Array& quants, const Array& scales) {
   return mx::reshape(mx::multiply(q, mx::expand_dims(mx::astype(scales, mx::float32), -1)), quants.shape());
 }
 
-// Rows [from, to) of the third dim.
-Array rows(const Array& x, int from, int to) {
-  mx::Shape start(x.ndim(), 0), stop = x.shape();
-  start[2] = from;
-  stop[2] = to;
-  return mx::slice(x, start, stop);
-}
+Array rows(const Array& x, int from, int to) { return span(x, 2, from, to); }
 // In place: nothing but the new array holds on to the old one when it is computed.
 void store(Array& cache, const Array& fresh, int at) {
   mx::Shape start(cache.ndim(), 0), stop = cache.shape();
@@ -170,14 +156,6 @@ Array cached_attention(Op& op) {
 
 // ---- recurrent layers
 
-Array part(const Array& x, int index, int count) {
-  const int size = x.shape(-1) / count;
-  mx::Shape start(x.ndim(), 0), stop = x.shape();
-  start.back() = index * size;
-  stop.back() = (index + 1) * size;
-  return mx::slice(x, start, stop);
-}
-
 enum class Cell { lstm, gru, rnn_tanh, rnn_relu };
 
 // One step: gates of the input and of the state to the new state, for an LSTM with its cell.
@@ -185,12 +163,12 @@ template <Cell cell>
 void advance(const Array& x, const Array& h, Array& state, Array& memory) {
   const Array both = mx::add(x, h);
   if constexpr (cell == Cell::lstm) {
-    const Array i = mx::sigmoid(part(both, 0, 4)), f = mx::sigmoid(part(both, 1, 4)), g = mx::tanh(part(both, 2, 4)), o = mx::sigmoid(part(both, 3, 4));
+    const Array i = mx::sigmoid(part(both, -1, 0, 4)), f = mx::sigmoid(part(both, -1, 1, 4)), g = mx::tanh(part(both, -1, 2, 4)), o = mx::sigmoid(part(both, -1, 3, 4));
     memory = mx::add(mx::multiply(f, memory), mx::multiply(i, g));
     state = mx::multiply(o, mx::tanh(memory));
   } else if constexpr (cell == Cell::gru) {
-    const Array r = mx::sigmoid(part(both, 0, 3)), z = mx::sigmoid(part(both, 1, 3));
-    const Array n = mx::tanh(mx::add(part(x, 2, 3), mx::multiply(r, part(h, 2, 3))));
+    const Array r = mx::sigmoid(part(both, -1, 0, 3)), z = mx::sigmoid(part(both, -1, 1, 3));
+    const Array n = mx::tanh(mx::add(part(x, -1, 2, 3), mx::multiply(r, part(h, -1, 2, 3))));
     state = mx::add(mx::multiply(mx::subtract(number(1, z.dtype()), z), n), mx::multiply(z, state));
   } else if constexpr (cell == Cell::rnn_tanh) {
     state = mx::tanh(both);
@@ -243,7 +221,24 @@ constexpr Row kRows[] = {
 
 }  // namespace
 
-Array rotated(const Array& x) { return mx::concatenate({mx::negative(part(x, 1, 2)), part(x, 0, 2)}, -1); }
+// MLX has no product of integers: theirs are multiplied and added up, some of k at a time.
+Array product(const Array& x, const Array& y) {
+  if (mx::issubdtype(x.dtype(), mx::floating)) return mx::matmul(x, y);
+  const int k = x.shape(-1);
+  int64_t results = int64_t{x.shape(-2)} * y.shape(-1);
+  for (int d = 3; d <= std::max(rank_of(x), rank_of(y)); ++d)
+    results *= std::max(d <= rank_of(x) ? x.shape(-d) : 1, d <= rank_of(y) ? y.shape(-d) : 1);
+  std::optional<Array> sum;
+  for (int from = 0, step = at_once(k, results); from < k; from += step) {
+    const int to = std::min(from + step, k);
+    const Array terms = mx::multiply(mx::expand_dims(span(x, -1, from, to), -1), mx::expand_dims(span(y, -2, from, to), -3));
+    const Array more = mx::astype(mx::sum(terms, Axes{-2}), x.dtype());
+    sum = sum ? mx::add(*sum, more) : more;
+  }
+  return *sum;
+}
+
+Array rotated(const Array& x) { return mx::concatenate({mx::negative(part(x, -1, 1, 2)), part(x, -1, 0, 2)}, -1); }
 
 Table product_rows() { return {kRows, std::size(kRows)}; }
 

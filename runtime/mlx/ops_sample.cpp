@@ -8,7 +8,6 @@
 namespace keepdim::mlx {
 namespace {
 
-int rank_of(const Array& x) { return static_cast<int>(x.ndim()); }
 Array num(const Array& like, double value) { return number(value, like.dtype()); }
 
 // ---- samples of an image
@@ -156,8 +155,8 @@ Array norm(Op& op, const Array& difference) {
   const double p = op.number("p");
   if (!(p >= 0)) op.refuse("p = " + std::to_string(p) + " is negative.");
   const Array x = mx::abs(difference);
-  if (x.shape(-1) == 0) return mx::zeros(op.shape(), x.dtype());
   const Axes last{-1};
+  if (x.shape(-1) == 0) return mx::sum(x, last);
   if (p == 0) return mx::sum(mx::astype(mx::not_equal(x, num(x, 0)), x.dtype()), last);
   if (p == 1) return mx::sum(x, last);
   if (p == 2) return mx::sqrt(mx::sum(mx::square(x), last));
@@ -168,7 +167,11 @@ Array norm(Op& op, const Array& difference) {
 Array cdist(Op& op) {
   const Array &x = op.in(0), &y = op.in(1);
   if (x.ndim() < 2 || y.ndim() < 2 || x.shape(-1) != y.shape(-1)) op.refuse(dims_text(op.shape()) + " are not the distances of " + dims_text(x.shape()) + " and " + dims_text(y.shape()) + ".");
-  return norm(op, mx::subtract(mx::expand_dims(x, -2), mx::expand_dims(y, -3)));
+  const int rows = x.shape(-2);
+  const int64_t each = count_of(op.shape()) / std::max(rows, 1) * x.shape(-1);
+  return in_parts(rows, each, -2, [&](int from, int to) {
+    return norm(op, mx::subtract(mx::expand_dims(span(x, -2, from, to), -2), mx::expand_dims(y, -3)));
+  });
 }
 
 Array pdist(Op& op) {
@@ -178,7 +181,10 @@ Array pdist(Op& op) {
   for (int64_t i = 0; i < x.shape(0); ++i)
     for (int64_t j = i + 1; j < x.shape(0); ++j) from.push_back(i), to.push_back(j);
   const auto count = static_cast<int>(from.size());
-  return norm(op, mx::subtract(mx::take(x, host(from, {count}), 0), mx::take(x, host(to, {count}), 0)));
+  const Array first = host(from, {count}), second = host(to, {count});
+  return in_parts(count, x.shape(1), 0, [&](int begin, int end) {
+    return norm(op, mx::subtract(mx::take(x, span(first, 0, begin, end), 0), mx::take(x, span(second, 0, begin, end), 0)));
+  });
 }
 
 // ---- bags
@@ -211,19 +217,25 @@ Array embedding_bag(Op& op) {
   if (table.shape(0) == 0) op.fault("index " + std::to_string(mx::squeeze(mx::slice(indices, {0}, {1})).item<int64_t>()) + " is not in an empty dim.");
   Array rows = mx::astype(mx::take(table, op.index(indices, table.shape(0), false), 0), type);
   if (op.has(3)) rows = mx::multiply(rows, mx::expand_dims(mx::astype(op.in(3), type), 1));
-  // Which index is in which bag: [bags, count].
-  const Array place = mx::reshape(mx::arange(0.0, count, 1.0, mx::int64), {1, count});
-  Array member = mx::logical_and(mx::greater_equal(place, mx::expand_dims(starts, 1)), mx::less(place, mx::expand_dims(ends, 1)));
-  if (op.attr("padding_idx")) member = mx::logical_and(member, mx::not_equal(mx::expand_dims(indices, 0), whole(op.size("padding_idx"), mx::int64)));
-  const Array sizes = mx::sum(mx::astype(member, type), Axes{1}, true), each = mx::expand_dims(member, -1);
-  const Array some = mx::greater(sizes, number(0, type));
+  // Which bag an index is in: as many bags as begin before it. Whether the offsets are such is seen after the run.
+  const Array place = mx::arange(0.0, count, 1.0, mx::int64), one = whole(1, mx::int64);
+  const Array begins = mx::clip(starts, zero, last);
+  const Array marks = mx::scatter_add(mx::zeros({count + 1}, mx::int64), begins, mx::ones({bags, 1}, mx::int64), 0);
+  const Array bag = mx::clip(mx::subtract(mx::slice(mx::cumsum(marks, 0), {0}, {count}), one), zero, whole(bags - 1, mx::int64));
+  Array member = mx::less(place, mx::take(ends, bag, 0));
+  if (op.attr("padding_idx")) member = mx::logical_and(member, mx::not_equal(indices, whole(op.size("padding_idx"), mx::int64)));
+  const Array each = mx::expand_dims(member, 1), lowest = number(-HUGE_VAL, type);
+  const auto by_bag = [&](const Array& x) { return mx::reshape(x, {count, 1, x.shape(1)}); };
+  const Array sizes = mx::scatter_add(mx::zeros({bags, 1}, type), bag, by_bag(mx::astype(each, type)), 0);
   if (mode == 2) {  // as torch: of NaNs only a first one stays
-    const Array known = mx::where(mx::isnan(rows), number(-HUGE_VAL, type), rows);
-    const Array most = mx::max(mx::where(each, mx::expand_dims(known, 0), number(-HUGE_VAL, type)), Axes{1});
-    const Array first = mx::take(rows, mx::argmax(mx::astype(member, mx::int32), 1), 0);
-    return mx::where(some, mx::where(mx::isnan(first), first, most), number(0, type));
+    const Array known = mx::where(mx::logical_and(each, mx::logical_not(mx::isnan(rows))), rows, lowest);
+    const Array most = mx::scatter_max(mx::full(op.shape(), lowest), bag, by_bag(known), 0);
+    const Array own = mx::expand_dims(mx::where(member, place, last), 1);
+    const Array begin = mx::squeeze(mx::scatter_min(mx::full({bags, 1}, last), bag, by_bag(own), 0), 1);
+    const Array first = mx::take(rows, mx::minimum(begin, whole(count - 1, mx::int64)), 0);
+    return mx::where(mx::greater(sizes, number(0, type)), mx::where(mx::isnan(first), first, most), number(0, type));
   }
-  const Array sum = mx::sum(mx::where(each, mx::expand_dims(rows, 0), number(0, type)), Axes{1});
+  const Array sum = mx::scatter_add(nothing, bag, by_bag(mx::where(each, rows, number(0, type))), 0);
   if (mode == 0) return sum;
   // As torch, which counts for the last bag what lies behind its end.
   const Array is_last = mx::equal(mx::arange(0.0, bags, 1.0, mx::int64), whole(bags - 1, mx::int64));

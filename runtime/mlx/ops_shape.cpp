@@ -67,7 +67,7 @@ Array strided(Op& op, const Array& x, const mx::Strides& strides, int64_t offset
   }
   if (!valid || last >= static_cast<__int128>(x.size()))
     op.refuse("result " + dims_text(op.shape()) + " is not in the " + std::to_string(x.size()) + " elements of x.");
-  return mx::as_strided(x, op.shape(), strides, static_cast<size_t>(offset));
+  return mx::as_strided(mx::contiguous(x), op.shape(), strides, static_cast<size_t>(offset));  // MLX takes no view there
 }
 
 mx::Strides packed_strides(const mx::Shape& shape) {

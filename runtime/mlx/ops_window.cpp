@@ -12,8 +12,6 @@ namespace {
 
 using Ints = std::vector<int>;
 
-int rank_of(const Array& x) { return static_cast<int>(x.ndim()); }
-
 // One number for each spatial dim.
 Ints space(Op& op, const char* name, int rank, int64_t least) {
   const std::vector<int64_t> list = op.sizes(name);
@@ -34,8 +32,8 @@ struct Geometry {
   Ints stride, low, high, dilation, spread;  // spread: distance that the elements of the input are set apart to
 };
 
-// One group: x [n, space.., c], w [o, kernel.., c]. What MLX has no convolution of, integers and f64: their windows are
-// multiplied and added up.
+// One group: x [n, space.., c], w [o, kernel.., c]. MLX has no convolution of integers and f64: their windows are the rows of
+// a product.
 Array conv_group(const Array& x, const Array& w, const Geometry& g) {
   if (x.dtype() == mx::float32) return mx::conv_general(x, w, g.stride, g.low, g.high, g.dilation, g.spread, 1, false);
   const int rank = rank_of(x) - 2;
@@ -57,25 +55,20 @@ Array conv_group(const Array& x, const Array& w, const Geometry& g) {
     windows.push_back((padded.shape(d + 1) - g.dilation[d] * (w.shape(d + 1) - 1) - 1) / g.stride[d] + 1);
     strides.push_back(whole[d + 2] * g.stride[d]);
   }
-  windows.push_back(1);
-  strides.push_back(0);
   for (int d = 0; d < rank; ++d) {
     windows.push_back(w.shape(d + 1));
     strides.push_back(whole[d + 2] * g.dilation[d]);
   }
   windows.push_back(x.shape(-1));
   strides.push_back(1);
-  Axes sums(static_cast<size_t>(rank) + 1);
-  std::iota(sums.begin(), sums.end(), rank + 2);
-  return mx::astype(mx::sum(mx::multiply(mx::as_strided(padded, windows, strides, 0), w), sums), x.dtype());
-}
-
-Array part(const Array& x, int axis, int index, int count) {
-  mx::Shape start(x.ndim(), 0), stop = x.shape();
-  const int size = x.shape(axis) / count;
-  start[axis] = index * size;
-  stop[axis] = (index + 1) * size;
-  return mx::slice(x, start, stop);
+  const Array columns = mx::transpose(mx::reshape(w, {w.shape(0), -1}));  // [kernel * c, o]
+  return in_parts(windows[1], count_of(windows) / windows[1], 1, [&](int from, int to) {
+    mx::Shape some = windows, result(windows.begin(), windows.begin() + rank + 1);
+    some[1] = result[1] = to - from;
+    result.push_back(w.shape(0));
+    const Array rows = mx::as_strided(padded, some, strides, static_cast<size_t>(from * strides[1]));
+    return mx::reshape(product(mx::reshape(rows, {-1, columns.shape(0)}), columns), result);
+  });
 }
 
 Array conv(Op& op) {
@@ -193,8 +186,7 @@ Read read(const Array& x, const Windows& windows) {
 
 enum class Pool { max, place, mean };
 
-Array pool(Op& op, Pool kind, const Windows& windows, int64_t divisor) {
-  const Array& x = op.in(0);
+Array pool(const Array& x, Pool kind, const Windows& windows, int64_t divisor) {
   const Read r = read(x, windows);
   if (kind == Pool::mean) {
     const Array sum = mx::sum(mx::where(r.inside, r.values, number(0, x.dtype())), Axes{-1});
@@ -238,7 +230,15 @@ Array pool(Op& op, Pool kind, int64_t rank, Make&& make, const Ints& dilation = 
         op.refuse("window " + std::to_string(o) + " of result " + dims_text(op.shape()) + " is outside of " + dims_text(x.shape()) + ".");
     }
   }
-  return pool(op, kind, windows, divisor);
+  int64_t taps = 1, outputs = 1;  // of one place of the outermost spatial dim
+  for (const PoolDim& dim : windows) taps *= taps_of(dim).width;
+  for (int d = 0; d < op.rank(); ++d) outputs *= d == first ? 1 : op.shape()[d];
+  return in_parts(op.shape()[first], outputs * taps, first, [&](int from, int to) {
+    Windows some = windows;
+    const auto& all = windows[0].windows;
+    some[0].windows.assign(all.begin() + from, all.begin() + to);
+    return pool(x, kind, some, divisor);
+  });
 }
 
 // Windows of one size at equal distances.
