@@ -334,6 +334,17 @@ def test_keywords_numbers_and_nesting() -> None:
         torch.testing.assert_close(ep.module()(*args), model(*args))
 
 
+def test_a_range_decides_for_a_dispatch_inside() -> None:
+    """Its split at 1 lies outside of what the export declares."""
+    axes, domain = {"s": "x.shape[0]"}, {"s": (1, 64)}
+    inner = dispatch(axes, domain, name="inner").impl(torch.sin, upto=1).impl(torch.cos)
+    model = Model(dispatch(axes, domain, name="outer").impl(torch.tanh, upto=8).impl(inner))
+    ep = export(model, (torch.randn(5, 4),), dynamic_shapes=(({0: Dim("s", min=2, max=64)},),)).module()
+    for n in (2, 8, 9, 64, 2):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(ep(x), model(x))
+
+
 def test_a_dispatch_says_how_arguments_are_called() -> None:
     """As the first implementation of another, which has no reference."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx.experimental._config as fx_config
 from torch.export import Dim, export
 
 import keepdim
@@ -203,6 +204,64 @@ def test_exports_that_would_lose_branches() -> None:
         export(Model(d), (x,), strict=True)
     ep = export(Model(d), (x,), dynamic_shapes=({1: Dim.AUTO},))
     assert [str(r) for r in ep.range_constraints.values()] == ["VR[2, 4096]"]  # the domain is part of the contract
+
+
+class Joined(torch.nn.Module):
+    """A dispatch on a size that is computed: one more than the input's."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(torch.cat([torch.ones(1, 3), x]))
+
+
+UNSEEN = {
+    "a sum": ("x.shape[0] + 1", (2, 65), 2, Model, "were at least 3, so that the split at 2 would vanish"),
+    "a difference": ("65 - x.shape[0]", (1, 64), 63, Model, "were at most 63, so that the split at 63 would vanish"),
+    "a product": (
+        "x.shape[0] * x.shape[1]",
+        (1, 192),
+        3,
+        Model,
+        "were at least 6, so that the split at 3",
+    ),
+    "computed": ("x.shape[0]", (2, 65), 2, Joined, "were at least 3, so that the split at 2 would vanish"),
+    "an end": ("x.shape[0] * 2", (4, 128), 64, Model, "were at least 4, so that the end 4 of the domain would vanish"),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_splits_that_a_plain_export_does_not_see(name: str) -> None:
+    """It leaves out sizes of 0 and 1; keepdim.lower keeps them, and the split."""
+    text, domain, at, kind, sentence = UNSEEN[name]
+    model = kind(dispatch({"n": text}, {"n": domain}, name="d").impl(torch.sin, upto=at).impl(torch.cos))
+    x, shapes = torch.randn(5, 3), ({0: Dim("s", min=1, max=64)},)
+    with refused(sentence):
+        export(model, (x,), dynamic_shapes=shapes)
+    if name != "an end":  # Dynamo keeps our sentence to itself
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            export(model, (x,), dynamic_shapes=shapes, strict=True)
+    lowered = keepdim.lower(model, (x,), dynamic_shapes=shapes)
+    for n in (2 if name == "an end" else 1, 2, 3, 64, 2):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(lowered(x), model(x))
+    if name == "an end":
+        with refused("2*s >= 4"):
+            lowered(torch.randn(1, 3))
+
+
+def test_a_split_at_zero() -> None:
+    """No symbol of torch is 0, so that no way of exporting keeps it."""
+    d = dispatch({"s": "x.shape[0]"}, {"s": (0, 64)}, name="d").impl(torch.sin, upto=0).impl(torch.cos)
+    assert d(torch.ones(0, 3)).shape == (0, 3)
+    for run, oblivious in ((export, False), (export, True), (keepdim.lower, False)):
+        with (
+            fx_config.patch(backed_size_oblivious=oblivious),
+            refused("torch takes no dynamic size for 0"),
+        ):
+            run(Model(d), (torch.randn(5, 3),), dynamic_shapes=({0: Dim("s", min=0, max=64)},))
 
 
 def test_a_dispatch_inside_has_the_whole_range() -> None:

@@ -320,8 +320,9 @@ class Dispatch(torch.nn.Module):
         for i, (axis, n) in enumerate(zip(self.axes, sizes, strict=True)):
             if i in self._cut and has_static_value(n):
                 fail("dispatch", self.name, f"{axis.text} is a number in this export", "Make it dynamic")
-        for i, at in boxes.cuts(self._tree or 0):
-            if at < 2 and statically_known_true(self._values(sizes)[i] > at):
+        for i, at in [] if preflight.checked() else boxes.cuts(self._tree or 0):
+            n = self._values(sizes)[i]  # decided by a declared range, or by torch's that leaves out 0 and 1
+            if statically_known_true(n > at) or statically_known_true(n <= at):
                 fail("dispatch", self.name, f"a strict export does not tell whether {at} can be reached",
                      "Export with strict=False")  # fmt: skip
         self._assume(args, kwargs)
@@ -337,7 +338,7 @@ class Dispatch(torch.nn.Module):
             fresh = self._inspect(node, args, kwargs)
         note(self)
         forget_conds()
-        with fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
+        with preflight.checking(), fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
             return self._branch(node, args, kwargs, fresh, inside=False)
 
     def _pruned(self, node: Any, values: Sequence[Any]) -> Any:
@@ -352,24 +353,35 @@ class Dispatch(torch.nn.Module):
         return i, at, self._pruned(low, values), self._pruned(high, values)
 
     def _check_ranges(self, sizes: Sequence[Any]) -> None:
+        """What the export declares of sizes must lie inside the domain, and be seen by the cuts."""
         for axis, n in zip(self.axes, sizes, strict=True):
+            lo, hi = preflight.declared(n) if isinstance(n, torch.SymInt) else (None, None)
+            if (lo is not None and lo < axis.lo) or (hi is not None and hi > axis.hi):
+                shown = f"{'' if lo is None else lo}..{'' if hi is None else hi}"
+                fail("dispatch", f"{self.name}, axis {axis.name!r}",
+                     f"{axis.text} may be {shown} in this export, but the domain is {axis.lo}..{axis.hi}",
+                     f"Give its Dim min={axis.lo}, max={axis.hi}, or widen the domain")  # fmt: skip
             if isinstance(n, torch.SymInt):
-                self._check_range(axis, n)
+                self._check_seen(axis, n, axis.lo - 1, f"the end {axis.lo} of the domain", zero=False)
+                self._check_seen(axis, n, axis.hi, f"the end {axis.hi} of the domain", zero=False)
+        values = self._values(sizes)
+        for i, at in boxes.cuts(self._tree or 0):
+            if isinstance(values[i], torch.SymInt):
+                self._check_seen(self._columns[i], values[i], at, f"the split at {at}", zero=True)
 
-    def _check_range(self, axis: Axis, n: torch.SymInt) -> None:
-        """What the export declares of a size must lie inside the domain, and be seen by its cuts."""
+    def _check_seen(self, axis: Axis, n: torch.SymInt, at: int, what: str, zero: bool) -> None:
+        """Torch may not know a side of `at` by leaving out sizes that the export declares; `zero`: 0 among them."""
+        declared, positive, seen = preflight.extent(n)
+        if not preflight.decides(seen, at) or preflight.decides(declared if zero else positive, at):
+            return
         where = f"{self.name}, axis {axis.name!r}"
-        (lo, hi), seen = preflight.declared(n)
-        if (lo is not None and lo < axis.lo) or (hi is not None and hi > axis.hi):
-            shown = f"{'' if lo is None else lo}..{'' if hi is None else hi}"
-            fact = f"{axis.text} may be {shown} in this export, but the domain is {axis.lo}..{axis.hi}"
-            fail("dispatch", where, fact, f"Give its Dim min={axis.lo}, max={axis.hi}, or widen the domain")
-        mine = -1 if self._product else self.axes.index(axis)
-        unseen = [at for i, at in boxes.cuts(self._tree or 0) if i == mine and (lo or 0) <= at < seen]
-        if lo is not None and unseen:
-            fail("dispatch", where, f"torch.export traces as if {axis.text} were at least {seen}, so that the split "
-                 f"at {unseen[0]} would vanish", "Export inside "
-                 "torch.fx.experimental._config.patch(backed_size_oblivious=True), or use keepdim.lower")  # fmt: skip
+        if preflight.decides(positive, at):
+            fail("dispatch", where, f"torch takes no dynamic size for 0, so that {what} would vanish",
+                 "Let one implementation serve both sides of it")  # fmt: skip
+        end = f"least {seen.lower}" if seen.lower > at else f"most {seen.upper}"
+        fail("dispatch", where, f"torch.export traces as if {axis.text} were at {end}, so that {what} would vanish",
+             "Use keepdim.lower, or export inside torch.fx.experimental._config.patch(backed_size_oblivious=True)"
+             )  # fmt: skip
 
     def _assume(self, args: Any, kwargs: Any) -> None:
         """The domain, and what an axis says is one size, become part of the program's contract."""

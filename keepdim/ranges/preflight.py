@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StrictMinMaxConstraint,
 )
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import KeepdimError, fail, told
 from .axes import Axis, Reader
@@ -35,11 +35,28 @@ Candidate = tuple[str, Callable[..., Any]]
 Point = dict[sympy.Symbol, sympy.Integer]
 TORCH = str(Path(torch.__file__).parent)
 _trying = False  # an implementation may have a dispatch inside, which then only has to give shapes
+_checked = False  # and which is traced by Dynamo in a branch, where it does not see what was declared
 
 
 def trying() -> bool:
     """Whether an implementation is being run for its shapes alone."""
     return _trying
+
+
+def checked() -> bool:
+    """Whether the sizes of a dispatch in a branch were checked by the one outside."""
+    return _checked
+
+
+@contextlib.contextmanager
+def checking() -> Iterator[None]:
+    """While branches are traced that were tried before."""
+    global _checked
+    outer, _checked = _checked, True
+    try:
+        yield
+    finally:
+        _checked = outer
 
 
 class Stage(NamedTuple):
@@ -356,19 +373,52 @@ def _env(leaves: Sequence[Any]) -> ShapeEnv:
     raise AssertionError("no symbolic size among the arguments")
 
 
-def declared(n: torch.SymInt) -> tuple[tuple[int | None, int | None], int]:
-    """The range that an export declares for a size that is one symbol, open where it says nothing, and the lowest value
-    that its trace takes into account: torch.export leaves 0 and 1 out though they are declared."""
+class Extent(NamedTuple):
+    """The values that a size may have in an export."""
+
+    declared: ValueRanges[Any]  # by the ranges of its symbols
+    positive: ValueRanges[Any]  # the same without what lies at sizes of 0, which no symbol of torch is
+    seen: ValueRanges[Any]  # by a trace, which leaves out 0, and where it is not oblivious of sizes 1 too
+
+
+def declared(n: torch.SymInt) -> tuple[int | None, int | None]:
+    """The range that an export declares for a size that is one symbol, open where it says nothing."""
+    said = _said(n.node.shape_env).get(n.node.shape_env.replace(n.node.expr))
+    return (None, None) if said is None else (_whole(said.lower), _whole(said.upper))
+
+
+def extent(n: torch.SymInt) -> Extent:
+    """What an export declares of a size, or of an expression of sizes, and what of it the trace takes into account."""
     env = n.node.shape_env
-    symbol = env.replace(n.node.expr)
-    if not symbol.is_Symbol:
-        return (None, None), 0
-    seen = env.bound_sympy(symbol)
-    lowest = int(seen.lower) if seen.lower.is_Integer else 0
+    expr, said = env.replace(n.node.expr), _said(env)
+    known = {s: env.var_to_range[s] for s in expr.free_symbols}
+    # A bound above 2 is torch's own only where a check of the model says so.
+    ranges = {s: r if s not in said or r.lower > 2 else ValueRanges(said[s].lower, r.upper) for s, r in known.items()}
+    declared, positive, seen = (bound_sympy(expr, r) for r in (ranges, _from_one(ranges), _from_one(known)))
+    return Extent(declared, positive, seen)
+
+
+def decides(values: ValueRanges[Any], at: int) -> bool:
+    """Whether all of them lie on one side of a cut."""
+    return bool(values.lower > at or values.upper <= at)
+
+
+def _said(env: ShapeEnv) -> dict[sympy.Symbol, ValueRanges[Any]]:
+    """The ranges that the user gave to sizes of inputs."""
+    out: dict[sympy.Symbol, ValueRanges[Any]] = {}
     for tracked in env.tracked_fakes or ():
         sizes = tracked.fake.shape if isinstance(tracked.fake, torch.Tensor) else ()
         limits = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
         for size, limit in zip(sizes, limits, strict=False):
-            if isinstance(limit, StrictMinMaxConstraint) and env.replace(_expr(size)) == symbol:
-                return tuple(int(v) if v.is_Integer else None for v in (limit.vr.lower, limit.vr.upper)), lowest  # type: ignore[return-value]
-    return (None, None), lowest
+            symbol = env.replace(_expr(size))
+            if isinstance(limit, StrictMinMaxConstraint) and symbol.is_Symbol:
+                out[symbol] = limit.vr & out.get(symbol, limit.vr)
+    return out
+
+
+def _from_one(ranges: Mapping[sympy.Symbol, ValueRanges[Any]]) -> dict[sympy.Symbol, ValueRanges[Any]]:
+    return {s: ValueRanges(max(r.lower, 1), r.upper) if s.is_positive else r for s, r in ranges.items()}
+
+
+def _whole(v: Any) -> int | None:
+    return int(v) if v.is_Integer else None
