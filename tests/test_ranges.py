@@ -7,6 +7,7 @@ import itertools
 import pickle
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -130,6 +131,39 @@ def test_graph_keeps_what_a_plain_fake_mode_loses() -> None:
     graph = d.graph(x)
     check(d, graph)
     assert [leaf.name for leaf in implementations(graph)] == ["sin", "Scaled", "relu"]
+
+
+def test_graph_from_examples_of_any_size() -> None:
+    """One tensor for two arguments, and a decoder's size of 1, stand for all others."""
+
+    def left(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return q @ k.transpose(0, 1)
+
+    def right(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k @ q.transpose(0, 1)).transpose(0, 1).contiguous()
+
+    d = dispatch({"s": "q.shape[0] == k.shape[0]"}, {"s": (1, 64)}, name="d").impl(left, upto=8).impl(right)
+    for n in (7, 1):
+        x = torch.randn(n, 2)
+        for graph in (d.graph(x, x), d.graph(x, torch.randn(n, 2))):
+            assert [leaf.name for leaf in implementations(graph)] == ["left", "right"]
+            for s in (1, 2, 8, 9, 64, 1):
+                q, k = torch.randn(s, 2), torch.randn(s, 2)
+                torch.testing.assert_close(graph(q, k), left(q, k))
+
+
+def test_eager_while_another_thread_exports() -> None:
+    """A flag of torch says that somebody exports, not that this call is part of it."""
+    d, x, got = seed(), torch.randn(2, 600, 4), []
+
+    class Busy(torch.nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            with ThreadPoolExecutor(1) as pool:
+                got.append(pool.submit(d, x).result())
+            return y + 1
+
+    export(Busy(), (torch.randn(3),))
+    assert all(torch.equal(y, want(d, x)) for y in got)
 
 
 def test_graph_in_a_lowering_of_inductor() -> None:

@@ -117,7 +117,11 @@ BAD = {
         lambda: of({"s": "y.shape[0]"}).impl(f)(torch.ones(3)),
         "axis 's': reads y.shape[0], but 'y' is a NoneType",
     ),
-    "example of 1": (lambda: of().impl(f).graph(torch.ones(1, 3)), "has size 1 at dim 0, which torch treats apart"),
+    "example of 1": (
+        lambda: of({"s": "x.shape[0] * 2"}).impl(f).graph(torch.ones(1, 3)),
+        "has size 1 at dim 0, which torch treats apart",
+    ),
+    "example outside": (lambda: of().impl(f).graph(torch.ones(65, 3)), "x.shape[0] = 65 is out of the domain 1..64"),
     "no example": (lambda: of().impl(f).graph(), "has no example arguments"),
 }
 

@@ -239,7 +239,7 @@ class Dispatch(torch.nn.Module):
     # ------------------------------------------------------------ calling
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the implementation that serves these sizes."""
-        if not torch.compiler.is_compiling() and (chosen := self._chosen(args, kwargs)) is not None:
+        if not _traced(args, kwargs) and (chosen := self._chosen(args, kwargs)) is not None:
             return chosen.run(*args, **kwargs)
         if self._tree is None:
             self.check()
@@ -248,10 +248,7 @@ class Dispatch(torch.nn.Module):
         sizes = self._sizes(args, kwargs)
         if any(isinstance(n, torch.SymInt) for n in sizes):
             return self._for_shapes(args, kwargs) if preflight.trying() else self._in_export(sizes, args, kwargs)
-        for axis, n in zip(self.axes, sizes, strict=True):
-            if not axis.lo <= n <= axis.hi:
-                fail("dispatch", f"{self.name}, axis {axis.name!r}",
-                     f"{axis.text} = {n} is out of the domain {axis.lo}..{axis.hi}")  # fmt: skip
+        self._check_domain(sizes)
         self._refuse_numbers(sizes)  # an export; only one implementation is left, or this raises
         return self.implementations[self._served(sizes)].run(*args, **kwargs)
 
@@ -293,6 +290,12 @@ class Dispatch(torch.nn.Module):
                 if isinstance(n, int) and isinstance(other, int) and n != other:
                     fail("dispatch", f"{self.name}, axis {axis.name!r}", f"{axis.text} does not hold ({n} and {other})")
         return tuple(t[0] for t in terms)
+
+    def _check_domain(self, sizes: Sequence[int]) -> None:
+        for axis, n in zip(self.axes, sizes, strict=True):
+            if not axis.lo <= n <= axis.hi:
+                fail("dispatch", f"{self.name}, axis {axis.name!r}",
+                     f"{axis.text} = {n} is out of the domain {axis.lo}..{axis.hi}")  # fmt: skip
 
     def _values(self, sizes: Sequence[Any]) -> Sequence[Any]:
         return (sizes[0] * sizes[1],) if self._product else sizes
@@ -451,6 +454,10 @@ class Dispatch(torch.nn.Module):
                ) -> tuple[preflight.Stage, dict[int, tuple[bool, ...]]]:  # fmt: skip
         """The arguments with symbols for the sizes that go with the axes, and the implementations tried on them."""
         assert self._read is not None
+        sizes = self._sizes(args, kwargs)
+        if all(isinstance(n, int) for n in sizes):
+            self._check_domain(sizes)
+        args, kwargs = preflight.parted(self.axes, self._read, args, kwargs)
         candidates = [(i.name, i.run) for i in self.implementations]
         moved = preflight.tied(self.name, self.axes, self._read, candidates, args, kwargs).sizes
         places = preflight.example_sizes(self.name, self.axes, self._read, args, kwargs)
@@ -507,6 +514,13 @@ class Dispatch(torch.nn.Module):
         self._serve(columns, tiles)
         self._measured = table
         return table
+
+
+def _traced(args: Any, kwargs: Any) -> bool:
+    """Whether this call is part of a graph that is being made. That one is made may be true of another thread alone."""
+    if not torch.compiler.is_compiling():
+        return False
+    return torch.compiler.is_dynamo_compiling() or preflight.any_fake(args, kwargs)
 
 
 def _name_of(run: Any) -> str:

@@ -112,6 +112,36 @@ def staged(
     return Stage(mode, env, mine, more)
 
 
+def distinct(leaves: Sequence[Any], others: Sequence[torch.Tensor] = ()) -> list[Any]:
+    """Each tensor once, and none of the others: a trace takes one that is given twice for a single input."""
+    seen = {id(t) for t in others}
+    out = []
+    for x in leaves:
+        repeated = isinstance(x, torch.Tensor) and id(x) in seen
+        seen.add(id(x))
+        out.append(x.detach().clone() if repeated else x)
+    return out
+
+
+def parted(axes: Sequence[Axis], read: Reader, args: Sequence[Any], kwargs: Mapping[str, Any]
+           ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """Examples for a trace: each tensor once, and where an axis is a size, a size that is no other's and not 1."""
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    args, kwargs = pytree.tree_unflatten(distinct(leaves), spec)
+    taken = {n for x in _tensors((args, kwargs)) for n in x.shape if isinstance(n, int)}
+    found, sizes = read.tensors(*args, **kwargs), dict[int, list[int]]()
+    for axis in axes:
+        free = next((n for n in range(max(axis.lo, 2), axis.hi + 1) if n not in taken), 0)
+        for tensor, dim in axis.places if axis.bare and free else ():
+            x = found[tensor]
+            if isinstance(x.shape[dim], int) and x.shape[dim] < 2:
+                sizes.setdefault(id(x), list(x.shape))[dim] = free
+        taken.add(free)
+    return pytree.tree_map_only(
+        torch.Tensor, lambda x: x.new_empty(sizes[id(x)]) if id(x) in sizes else x, (args, kwargs)
+    )
+
+
 def example_sizes(subject: str, axes: Sequence[Axis], read: Reader, args: Sequence[Any], kwargs: Mapping[str, Any]
                   ) -> dict[tuple[int, int], Axis]:  # fmt: skip
     """(id of tensor, dim) of every size that the axes read. Examples must have sizes that are not special to torch."""
@@ -236,6 +266,11 @@ def _run(subject: str, name: str, run: Callable[..., Any], args: Any, kwargs: An
 
 def _like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
+
+
+def any_fake(*tree: Any) -> bool:
+    """Whether a tensor among them has no values."""
+    return any(isinstance(x, FakeTensor) for x in _tensors(tree))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
