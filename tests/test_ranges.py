@@ -321,6 +321,48 @@ def test_results_that_are_views() -> None:
     assert copied == [3, 2]  # none where a result is fresh: those of `copies` are its own
 
 
+HEADS = {
+    "chunk": lambda y: [t.view(-1, 2, 4).transpose(0, 1) for t in y.chunk(3, -1)],
+    "unbind": lambda y: y.view(-1, 3, 2, 4).permute(1, 2, 0, 3).unbind(0),
+    "one twice": lambda y: [y.view(-1, 6, 4).transpose(0, 1)] * 2 + [y.view(-1, 6, 4).transpose(0, 1) * 2],
+}
+
+
+@pytest.mark.parametrize("how", HEADS)
+def test_arguments_that_are_views_of_one_tensor(how: str) -> None:
+    """Queries, keys and values of one product, as vision models have them: each way of tracing takes them."""
+
+    def left(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.transpose(1, 2)) @ v
+
+    def right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return q @ (k.transpose(1, 2) @ v)
+
+    d = dispatch({"s": "q.shape[1] == k.shape[1] == v.shape[1]"}, {"s": (1, 64)}, left).impl(left, upto=8).impl(right)
+
+    class Fused(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project, self.attend = torch.nn.Linear(8, 24), d
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attend(*HEADS[how](self.project(x)))
+
+    model, x, shapes = Fused(), torch.randn(5, 8), ({0: Dim("s", min=1, max=64)},)
+    torch._dynamo.reset()
+    runs = [
+        export(model, (x,), dynamic_shapes=shapes).module(),
+        export(model, (x,), dynamic_shapes=shapes, strict=True).module(),
+        keepdim.lower(model, (x,), dynamic_shapes=shapes),
+        torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True),
+    ]
+    for n, run in itertools.product((1, 8, 9, 64, 5), runs):
+        x = torch.randn(n, 8) / 8
+        torch.testing.assert_close(run(x), model(x))
+    given = torch.randn(3, 2, 9, 4)  # views of one tensor from outside
+    torch.testing.assert_close(torch.compile(d, backend="aot_eager", fullgraph=True, dynamic=True)(*given), d(*given))
+
+
 def test_results_that_are_closed_over_or_strided() -> None:
     """A tensor that an implementation only knows, and sizes that torch treats apart inside a branch."""
     known = torch.randn(4)

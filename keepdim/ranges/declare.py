@@ -25,7 +25,7 @@ from ..tracing import forget_conds
 from . import boxes, preflight
 from .axes import Axis, Range, Reader, checked_range, parse, required, signature_of
 from .boxes import Box, Tree
-from .branches import DISPATCH, IMPLEMENTATION, bare_cond, note
+from .branches import DISPATCH, IMPLEMENTATION, apart, bare_cond, note
 
 
 @dataclass(eq=False)
@@ -319,6 +319,7 @@ class Dispatch(torch.nn.Module):
             for axis, n in zip(self.axes, sizes, strict=True):
                 if n < axis.lo or n > axis.hi:  # a guard: another size is traced again, and refused here
                     fail("dispatch", self.name, f"{axis.text} is out of the domain {axis.lo}..{axis.hi}")
+            args, kwargs = apart(args, kwargs)
             return self._branch(self._tree, args, kwargs, None, inside=False)
         for i, (axis, n) in enumerate(zip(self.axes, sizes, strict=True)):
             if i in self._cut and has_static_value(n):
@@ -329,6 +330,7 @@ class Dispatch(torch.nn.Module):
                 fail("dispatch", self.name, f"a strict export does not tell whether {at} can be reached",
                      "Export with strict=False")  # fmt: skip
         self._assume(args, kwargs)
+        args, kwargs = apart(args, kwargs)
         return self._branch(self._tree, args, kwargs, None, inside=False)
 
     def _in_export(self, sizes: Sequence[Any], args: Any, kwargs: Any) -> Any:
@@ -341,6 +343,7 @@ class Dispatch(torch.nn.Module):
             fresh = self._inspect(node, args, kwargs)
         note(self)
         forget_conds()
+        args, kwargs = apart(args, kwargs)
         with preflight.checking(), fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
             return self._branch(node, args, kwargs, fresh, inside=False)
 
