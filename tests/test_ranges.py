@@ -379,6 +379,28 @@ def test_results_that_are_closed_over_or_strided() -> None:
             torch.testing.assert_close(lowered(x), model(x))
 
 
+def test_names_of_parameters() -> None:
+    """Words that the look-up has for itself, and one argument that two functions call differently."""
+
+    def few(x: torch.Tensor, type: str = "a", int: int = 1, sym_max: float = 2.0) -> torch.Tensor:
+        return x * sym_max
+
+    def many(z: torch.Tensor, kind: str = "a", n: int = 1, by: float = 2.0) -> torch.Tensor:
+        return z * by
+
+    one = dispatch({"s": "max(x.shape[0], 2)"}, {"s": (2, 64)}, few).impl(few, upto=8).impl(many)
+
+    class Named(torch.nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            return one(x=y)
+
+    lowered = keepdim.lower(Named(), (torch.randn(5, 4),), dynamic_shapes=({0: Dim("s", min=1, max=64)},))
+    for n in (1, 8, 9, 64, 5):
+        x = torch.randn(n, 4)
+        for got in (one(x), one(x=x), one(x, type="b"), lowered(x)):
+            torch.testing.assert_close(got, x * 2)
+
+
 def test_keywords_numbers_and_nesting() -> None:
     """Keyword and plain arguments go through; an implementation may be a dispatch itself."""
 

@@ -239,6 +239,8 @@ class Dispatch(torch.nn.Module):
     # ------------------------------------------------------------ calling
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the implementation that serves these sizes."""
+        if kwargs and self._read is not None:
+            args, kwargs = self._read.placed(args, kwargs)
         if not _traced(args, kwargs) and (chosen := self._chosen(args, kwargs)) is not None:
             return chosen.run(*args, **kwargs)
         if self._tree is None:
