@@ -432,6 +432,34 @@ def test_keywords_numbers_and_nesting() -> None:
         torch.testing.assert_close(ep.module()(*args), model(*args))
 
 
+def test_a_dispatch_inside_has_the_domain_that_it_serves() -> None:
+    """As an implementation it may know no other sizes, in every way of tracing."""
+    axes = {"s": "x.shape[0]"}
+    inner = dispatch(axes, {"s": (9, 64)}, name="inner").impl(torch.sin, upto=20).impl(torch.cos)
+    d = dispatch(axes, {"s": (1, 64)}, name="outer").impl(torch.tanh, upto=8).impl(inner)
+    model, x, shapes = Model(d), torch.randn(5, 4), (({0: Dim("s", min=1, max=64)},),)
+    ep, graph = export(model, (x,), dynamic_shapes=shapes), d.graph(x)
+    for found in (ep.graph_module, graph):
+        assert [leaf.name for leaf in implementations(found)] == ["tanh", "sin", "cos"]
+    torch._dynamo.reset()
+    runs = [
+        ep.module(),
+        export(model, (x,), dynamic_shapes=shapes, strict=True).module(),
+        keepdim.lower(model, (x,), dynamic_shapes=shapes),
+        torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True),
+        lambda x: graph(x + 1),
+    ]
+    for n, run in itertools.product((64, 1, 8, 9, 20, 21, 5), runs):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(run(x), (torch.tanh if n <= 8 else torch.sin if n <= 20 else torch.cos)(x + 1))
+    inner = dispatch(axes, {"s": (1, 8)}, name="inner").impl(torch.sin, upto=1).impl(torch.cos)
+    d = dispatch(axes, {"s": (1, 64)}, name="outer").impl(inner, upto=8).impl(torch.tanh)
+    with pytest.raises(torch._dynamo.exc.Unsupported):  # the split at 1 would vanish
+        export(Model(d), (x,), dynamic_shapes=shapes, strict=True)
+    with refused("[dispatch] inner, axis 's': torch.export traces as if x.shape[0] were at least 2"):
+        export(Model(d), (x,), dynamic_shapes=shapes)
+
+
 def test_a_range_decides_for_a_dispatch_inside() -> None:
     """Its split at 1 lies outside of what the export declares."""
     axes, domain = {"s": "x.shape[0]"}, {"s": (1, 64)}

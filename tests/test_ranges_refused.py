@@ -268,12 +268,14 @@ def test_a_split_at_zero() -> None:
             run(Model(d), (torch.randn(5, 3),), dynamic_shapes=({0: Dim("s", min=0, max=64)},))
 
 
-def test_a_dispatch_inside_has_the_whole_range() -> None:
+def test_a_dispatch_inside_a_function_has_the_whole_range() -> None:
     """A cond tells its branches nothing of their sizes, so that an inner domain is that of the export."""
     axes = {"s": "x.shape[0]"}
     inner = dispatch(axes, {"s": (1, 8)}, f, name="inner").impl(f, upto=3).impl(g)
-    outer = dispatch(axes, {"s": (1, 64)}, f, name="outer").impl(inner, upto=8).impl(h)
+    outer = dispatch(axes, {"s": (1, 64)}, f, name="outer").impl(lambda x: inner(x), upto=8, name="a").impl(h)
     assert outer(torch.ones(9)).sum() == 18
     for run in (export, keepdim.lower):
-        with refused("[dispatch] inner, axis 's': x.shape[0] may be 1..64 in this export, but the domain is 1..8"):
+        with refused(
+            "[dispatch] inner, axis 's': x.shape[0] may be 1..64 in this export, but the domain is 1..8. Widen"
+        ):
             run(Model(outer), (torch.ones(5),), dynamic_shapes=({0: Dim("s", min=1, max=64)},))

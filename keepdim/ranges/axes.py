@@ -195,6 +195,10 @@ class Reader:
         self.__dict__.update(state)
         self._compile()
 
+    def like(self, other: Reader) -> bool:
+        """Whether another reads the same arguments."""
+        return [self._order.index(t) for t in self._used] == [other._order.index(t) for t in other._used]
+
     def placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments by position, as far as they go: functions may call the same argument differently."""
         found, more = list(args), dict(kwargs)

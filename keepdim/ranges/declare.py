@@ -326,7 +326,7 @@ class Dispatch(torch.nn.Module):
         for i, (axis, n) in enumerate(zip(self.axes, sizes, strict=True)):
             if i in self._cut and has_static_value(n):
                 fail("dispatch", self.name, f"{axis.text} is a number in this export", "Make it dynamic")
-        for i, at in [] if preflight.checked() else boxes.cuts(self._tree or 0):
+        for i, at in [] if preflight.checked() else self._cuts():
             n = self._values(sizes)[i]  # decided by a declared range, or by torch's that leaves out 0 and 1
             if statically_known_true(n > at) or statically_known_true(n <= at):
                 fail("dispatch", self.name, f"a strict export does not tell whether {at} can be reached",
@@ -360,14 +360,16 @@ class Dispatch(torch.nn.Module):
             return self._pruned(high, values)
         return i, at, self._pruned(low, values), self._pruned(high, values)
 
-    def _check_ranges(self, sizes: Sequence[Any]) -> None:
-        """What the export declares of sizes must lie inside the domain, and be seen by the cuts."""
-        for axis, n in zip(self.axes, sizes, strict=True):
+    def _check_ranges(self, sizes: Sequence[Any], inside: bool = False) -> None:
+        """What the export declares of sizes must lie inside the domain, unless a branch did that, and be seen by the
+        cuts."""
+        for axis, n in () if inside else zip(self.axes, sizes, strict=True):
             lo, hi = preflight.declared(n) if isinstance(n, torch.SymInt) else (None, None)
             if (lo is not None and lo < axis.lo) or (hi is not None and hi > axis.hi):
                 shown = f"{'' if lo is None else lo}..{'' if hi is None else hi}"
                 fail("dispatch", f"{self.name}, axis {axis.name!r}",
                      f"{axis.text} may be {shown} in this export, but the domain is {axis.lo}..{axis.hi}",
+                     "Widen the domain: other branches do not narrow it" if preflight.trying() else
                      f"Give its Dim min={axis.lo}, max={axis.hi}, or widen the domain")  # fmt: skip
             if isinstance(n, torch.SymInt):
                 self._check_seen(axis, n, axis.lo - 1, f"the end {axis.lo} of the domain", zero=False)
@@ -403,7 +405,7 @@ class Dispatch(torch.nn.Module):
     def _branch(self, node: Any, args: Any, kwargs: Any, fresh: Any, inside: bool, cond: Any = None) -> Any:
         """The conds below a node of the tree; what the range of a symbol decides is no cond."""
         if isinstance(node, int):
-            return self._leaf(node, args, kwargs, fresh, inside)
+            return self._leaf(node, args, kwargs, fresh, inside, cond)
         i, at, low, high = node
         n = self._values(self._read.sizes(*args, **kwargs))[i]  # type: ignore[union-attr]
         if statically_known_true(n <= at):
@@ -416,11 +418,14 @@ class Dispatch(torch.nn.Module):
         return torch.cond(n <= at, lambda: self._branch(low, args, kwargs, fresh, True),
                           lambda: self._branch(high, args, kwargs, fresh, True), ())  # fmt: skip
 
-    def _leaf(self, i: int, args: Any, kwargs: Any, fresh: Any, inside: bool) -> Any:
+    def _leaf(self, i: int, args: Any, kwargs: Any, fresh: Any, inside: bool, cond: Any) -> Any:
         """One implementation. In a branch its results are contiguous and nobody else's."""
         chosen = self.implementations[i]
         with fx_traceback.annotate({IMPLEMENTATION: chosen.name}):
-            out = chosen.run(*args, **kwargs)
+            if inside and self._nested(i):
+                out = chosen.run._branch(chosen.run._tree, *apart(args, kwargs), None, True, cond)  # type: ignore[attr-defined]
+            else:
+                out = chosen.run(*args, **kwargs)
             if not inside or (fresh is not None and all(fresh[i])):
                 return out
             values, spec = pytree.tree_flatten(out)
@@ -430,20 +435,42 @@ class Dispatch(torch.nn.Module):
             ]
             return pytree.tree_unflatten(values, spec)
 
-    def _for_shapes(self, args: Any, kwargs: Any) -> Any:
+    def _nested(self, i: int) -> bool:
+        """Whether an implementation is a dispatch by the same sizes with all that it serves here in its domain: then
+        the branch has checked that."""
+        run = self.implementations[i].run
+        if not isinstance(run, Dispatch) or self._product or self._read is None or run._read is None:
+            return False
+        same = [a.terms for a in run.axes] == [a.terms for a in self.axes] and self._read.like(run._read)
+        mine = [box for box, j in self._tiles if j == i] or [self.domain]
+        return same and run._tree is not None and all(boxes.common(box, run.domain) == box for box in mine)
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """(axis, at) of every cut, also of dispatches inside that this one has checked."""
+        inner = [self.implementations[i].run for i in range(len(self.implementations)) if self._nested(i)]
+        return [*boxes.cuts(self._tree or 0), *(c for d in inner for c in d._cuts())]  # type: ignore[attr-defined]
+
+    def _for_shapes(self, args: Any, kwargs: Any, inside: bool = False) -> Any:
         """Inside an implementation of another dispatch that is being tried."""
-        self._check_ranges(self._sizes(args, kwargs))
+        self._check_ranges(self._sizes(args, kwargs), inside)
         self._inspect(self._tree, args, kwargs)
         return self.implementations[0].run(*args, **kwargs)
+
+    def _shapes_inside(self, *args: Any, **kwargs: Any) -> Any:
+        return self._for_shapes(args, kwargs, inside=True)
 
     def _inspect(self, node: Any, args: Any, kwargs: Any) -> dict[int, tuple[bool, ...]]:
         """Which results of the implementations below a node are fresh; see preflight.inspect_all."""
         assert self._read is not None
         tiles = [] if self._product else [box for box, _ in self._tiles]
         points, used = boxes.edges(self.axes, [*tiles, self.domain]), boxes.ends(node)
-        candidates = [(self.implementations[i].name, self.implementations[i].run) for i in used]
+        candidates = [(self.implementations[i].name, self._tried(i, len(used) > 1)) for i in used]
         found = preflight.inspect_all(self.name, self.axes, points, candidates, self._read, args, kwargs)
         return dict(zip(used, found, strict=True))
+
+    def _tried(self, i: int, inside: bool) -> Callable[..., Any]:
+        run = self.implementations[i].run
+        return run._shapes_inside if inside and isinstance(run, Dispatch) and self._nested(i) else run
 
     def _given(self, examples: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if examples or kwargs:
