@@ -49,7 +49,16 @@ def of2() -> Dispatch:
     return of({"a": "x.shape[0]", "b": "x.shape[1]"}, {"a": (1, 8), "b": (1, 8)})
 
 
+def itself() -> None:
+    d = of().impl(f, upto=3)
+    d.impl(torch.nn.Sequential(d))
+
+
 BAD = {
+    "no dict of axes": (lambda: of(["s"]), "has ['s'] for axes, not a dict by the names of axes"),
+    "no dict of domains": (lambda: dispatch({"s": "x.shape[0]"}, None, name="d"), "has None for domain, not a dict"),
+    "no text": (lambda: of({"s": 0}), "axis 's': is 0, not a text"),
+    "itself": (itself, "implementation 'Sequential': has this dispatch in it"),
     "no axis": (lambda: of({"s": "1 + 2"}), "axis 's': reads no size ('1 + 2')"),
     "three axes": (lambda: of({n: "x.shape[0]" for n in "abc"}, {n: (1, 2) for n in "abc"}), "has 3 axes"),
     "syntax": (lambda: of({"s": "x.shape["}), "axis 's': cannot be read"),
@@ -150,6 +159,28 @@ class Counts(torch.nn.Module):
         return x * 2
 
 
+class Plain(torch.nn.Module):
+    """Changes a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x * 2
+
+
+def closing() -> Any:
+    calls = torch.zeros(1)
+
+    def counts(x: torch.Tensor) -> torch.Tensor:
+        calls.add_(1)
+        return x * 2
+
+    return counts
+
+
 def branches(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.shape[0] <= 40 else x + x
 
@@ -161,6 +192,8 @@ def divides(x: torch.Tensor) -> torch.Tensor:
 TOGETHER = {
     "mutates": (mutates, "implementation 'mutates': changes an input"),
     "a buffer": (Counts(), "implementation 'Counts': changes a buffer of its own"),
+    "an attribute": (Plain(), "implementation 'Plain': changes a tensor that it knows from outside"),
+    "closed over": (closing(), "implementation 'counts': changes a tensor that it knows from outside"),
     "dtype": (lambda x: x.double() * 2, "gives result 0 with dtype torch.float64, but 'f' with torch.float32"),
     "rank": (lambda x: (x * 2).flatten(), "gives result 0 with rank 1, but 'f' with 2"),
     "number": (lambda x: (x * 2, x * 2), "returns 2 results as tuple, 'f' 1 as one tensor"),
@@ -188,6 +221,18 @@ def test_implementations_that_cannot_stand_together(name: str) -> None:
         assert f"{__file__}:" in str(first.value)
 
 
+def test_words_for_what_is_seldom() -> None:
+    d = of().impl(lambda x: {"a": x * 2, "b": x}, upto=8, name="ab").impl(lambda x: {"b": x, "a": x * 2}, name="ba")
+    with refused("implementation 'ba': returns 2 results as dict (b, a), 'ab' 2 as dict (a, b)"):
+        d.check(torch.randn(7, 4))
+    d = of().impl(lambda x: x[::2].contiguous(), upto=8, name="a").impl(lambda x: x[::2] * 1, name="b")
+    with refused("implementation 'a': relies on Ne(((s + 1)//2), 1)"):  # an op asks that, no line of the function
+        d.check(torch.randn(7, 4))
+    model = torch.nn.Sequential(Found(), of().impl(f, upto=8).impl(g))
+    with refused("[dispatch] d, axis 's': x.shape[0] depends on data"):
+        export(model, (torch.ones(7),), dynamic_shapes=({0: Dim("s", min=2, max=64)},))
+
+
 def test_exports_that_would_lose_branches() -> None:
     x = torch.randn(2, 600, 4)
     d = (
@@ -208,6 +253,13 @@ def test_exports_that_would_lose_branches() -> None:
         export(Model(d), (x,), strict=True)
     ep = export(Model(d), (x,), dynamic_shapes=({1: Dim.AUTO},))
     assert [str(r) for r in ep.range_constraints.values()] == ["VR[2, 4096]"]  # the domain is part of the contract
+
+
+class Found(torch.nn.Module):
+    """Gives a size that depends on data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.nonzero().float()
 
 
 class Joined(torch.nn.Module):

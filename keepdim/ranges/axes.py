@@ -54,6 +54,9 @@ def parse(subject: str, axes: Mapping[str, str], domain: Mapping[str, Any]) -> t
     >>> parse("f", {"s": "q.shape[2] == k.shape[-2]"}, {"s": (1, 64)})[0].places
     (('q', 2), ('k', -2))
     """
+    for what, given in (("axes", axes), ("domain", domain)):
+        if not isinstance(given, Mapping):
+            fail("dispatch", subject, f"has {given!r} for {what}, not a dict by the names of axes")
     if not 1 <= len(axes) <= 2:
         fail("dispatch", subject, f"has {len(axes)} axes, not one or two")
     for name in domain:
@@ -64,6 +67,8 @@ def parse(subject: str, axes: Mapping[str, str], domain: Mapping[str, Any]) -> t
 
 def _axis(subject: str, name: str, text: str, domain: Mapping[str, Any]) -> Axis:
     where = f"{subject}, axis {name!r}"
+    if not isinstance(text, str):
+        fail("dispatch", where, f"is {text!r}, not a text", GRAMMAR)
     if not name.isidentifier() or keyword.iskeyword(name) or name in TAKEN:
         fail("dispatch", where, "is no name that an axis can have", "Choose another word")
     if name not in domain:

@@ -113,6 +113,8 @@ class Dispatch(torch.nn.Module):
         where = f"{self.name}, implementation {label!r}"
         if not callable(run):
             fail("dispatch", where, f"is a {type(run).__name__}, which cannot be called")
+        if isinstance(run, torch.nn.Module) and any(m is self for m in run.modules()):
+            fail("dispatch", where, "has this dispatch in it, which would never end")
         if any(i.name == label for i in self.implementations):
             fail("dispatch", where, "is there already", "Give another name=")
         if self._measured is not None:

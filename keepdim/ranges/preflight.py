@@ -9,6 +9,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CellType
 from typing import Any, NamedTuple
 
 import sympy
@@ -225,28 +226,34 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
     or that ask for a size in Python, are refused. Runs where its caller put it, on that ShapeEnv."""
     sizes = [_expr(n) for n in read.sizes(*args, **kwargs)]
     env = _env(pytree.tree_leaves((args, kwargs)))
+    for axis, e in zip(axes, sizes, strict=True):
+        if not env.replace(e).free_symbols <= env.backed_var_to_val.keys():
+            fail("dispatch", f"{subject}, axis {axis.name!r}", f"{axis.text} depends on data, not on sizes of inputs",
+                 "Call one of the implementations")  # fmt: skip
     results, fresh = [], []
     for name, run in candidates:
-        before, known = len(env.guards), _points(env, axes, sizes, points)
+        before, tried = len(env.guards), _points(env, axes, sizes, points)
         mine, more = pytree.tree_map_only(torch.Tensor, _like, (tuple(args), dict(kwargs)))
-        inputs, own = _tensors((mine, more)), _parameters(run) if len(candidates) > 1 else []
-        versions = [x._version for x in (*inputs, *own)]
+        inputs, own = _tensors((mine, more)), _parameters(run)
+        known = {"an input": inputs}
+        if len(candidates) > 1:  # alone, it stands in no branch
+            known |= {"a buffer of its own": own, "a tensor that it knows from outside": _outside(run)}
+        versions = {what: [x._version for x in tensors] for what, tensors in known.items()}
         out = _run(subject, name, run, mine, more)
-        changed = [x._version != v for x, v in zip((*inputs, *own), versions, strict=True)]
-        if any(changed):
-            what = "an input" if any(changed[: len(inputs)]) else "a buffer of its own"
-            fail("dispatch", f"{subject}, implementation {name!r}", f"changes {what}", "Let it work on a clone")
+        for what, tensors in known.items():
+            if versions[what] != [x._version for x in tensors]:
+                fail("dispatch", f"{subject}, implementation {name!r}", f"changes {what}", "Let it work on a clone")
         for guard in env.guards[before:]:
-            _check_guard(subject, name, axes, sizes, env, guard, known)
+            _check_guard(subject, name, axes, sizes, env, guard, tried)
         values, spec = pytree.tree_flatten(out)
         if not values or not all(isinstance(v, torch.Tensor) for v in values):
             kinds = ", ".join(type(v).__name__ for v in values) or "nothing"
             fail("dispatch", f"{subject}, implementation {name!r}", f"returns {kinds}", "Return tensors")
         results.append(Result(name, values, spec))
-        fresh.append(_fresh(values, [*inputs, *_parameters(run)]))
-    known = _points(env, axes, sizes, points)
+        fresh.append(_fresh(values, [*inputs, *own]))
+    tried = _points(env, axes, sizes, points)
     for other in results[1:]:
-        _compare(subject, axes, sizes, env, known, results[0], other)
+        _compare(subject, axes, sizes, env, tried, results[0], other)
     return fresh
 
 
@@ -282,6 +289,18 @@ def _parameters(run: Any) -> list[torch.Tensor]:
     return [*owner.parameters(), *owner.buffers()] if isinstance(owner, torch.nn.Module) else []
 
 
+def _outside(run: Any) -> list[torch.Tensor]:
+    """Tensors that a function closes over or reads by name, also those of modules, and plain attributes of a module."""
+    owner = run if isinstance(run, torch.nn.Module) else getattr(run, "__self__", None)
+    code = getattr(run, "__func__", run)
+    names = getattr(getattr(code, "__code__", None), "co_names", ())
+    cells = [c.cell_contents for c in getattr(code, "__closure__", None) or () if c != CellType()]
+    found = [owner, *cells, *(code.__globals__[n] for n in names if n in code.__globals__)]
+    modules = [m for x in found if isinstance(x, torch.nn.Module) for m in x.modules()]
+    plain = [x for m in modules for x in vars(m).values()]
+    return [*_tensors([*found, *plain]), *(x for m in modules for x in m.buffers(recurse=False))]
+
+
 def _fresh(values: list[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[bool, ...]:
     seen = {x.untyped_storage()._cdata for x in others}
     out = []
@@ -314,7 +333,8 @@ def _compare(subject: str, axes: Sequence[Axis], sizes: Sequence[Any], env: Shap
 
 
 def _shape_of(spec: pytree.TreeSpec) -> str:
-    return "one tensor" if spec.is_leaf() else str(spec.type.__name__)
+    keys = f" ({', '.join(map(str, spec.context))})" if spec.type is dict else ""  # their order counts
+    return "one tensor" if spec.is_leaf() else f"{spec.type.__name__}{keys}"
 
 
 def _order(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
@@ -336,7 +356,8 @@ def _check_guard(subject: str, name: str, axes: Sequence[Axis], sizes: Sequence[
             names = {e: sympy.Symbol(a.name) for a, e in zip(axes, sizes, strict=True) if e.is_Symbol}
             shown = guard.expr.xreplace(names)
             place = f" ({at.filename}:{at.lineno})" if hasattr(at, "filename") and not by_torch else ""
-            verb = "relies on" if by_torch else "decides in Python on"
+            # An op of that line may have asked as well, where a size is told from 0 or 1.
+            verb = "relies on" if by_torch or _from_zero_or_one(guard) else "decides in Python on"
             fail("dispatch", f"{subject}, implementation {name!r}",
                  f"{verb} {shown}{place}, which does not hold at {_sizes_at(axes, sizes, env, point)}",
                  "Make two implementations of it, or use torch.cond")  # fmt: skip
@@ -350,7 +371,11 @@ def _asked(guard: Any) -> tuple[Any, bool]:
 
 def _apart(guard: Any) -> bool:
     """Whether torch only tells a size from 0 or 1, which it treats apart."""
-    return isinstance(guard.expr, sympy.Ne) and guard.expr.args[1] in (0, 1) and _asked(guard)[1]
+    return _from_zero_or_one(guard) and _asked(guard)[1]
+
+
+def _from_zero_or_one(guard: Any) -> bool:
+    return isinstance(guard.expr, sympy.Ne) and guard.expr.args[1] in (0, 1)
 
 
 def _points(env: ShapeEnv, axes: Sequence[Axis], sizes: Sequence[Any], points: Sequence[tuple[int, ...]]
