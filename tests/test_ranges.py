@@ -117,7 +117,11 @@ def test_compile() -> None:
 
 
 def test_inductor_and_aot_inductor(tmp_path: Any) -> None:
+    """All sizes in one graph, compiled for this machine: with guards, and ahead of time."""
     model = Model(seed())
+    torch._dynamo.reset()
+    with torch.no_grad():
+        check(model.inner, torch.compile(model, fullgraph=True, dynamic=True), 1)
     ep = export(model, (torch.randn(2, 600, 4),), dynamic_shapes=(({1: S},),))
     path = torch._inductor.aoti_compile_and_package(ep, package_path=str(tmp_path / "m.pt2"))
     check(model.inner, torch._inductor.aoti_load_package(path), 1)
@@ -203,7 +207,7 @@ def test_graph_in_a_lowering_of_inductor() -> None:
 
 
 # ---------------------------------------------------------------- tables and borders
-def test_every_border_of_two_axes() -> None:
+def test_every_border_of_two_axes(engine: str) -> None:
     d = dispatch(axes={"a": "x.shape[0]", "b": "x.shape[1]"}, domain={"a": (1, 32), "b": (1, 16)}, name="d")
     d.impl(torch.sin, a=(1, 8), b=(1, 4)).impl(torch.cos, a=(9, 32)).impl(torch.tanh)
     assert str(d.table).splitlines() == [
@@ -214,10 +218,12 @@ def test_every_border_of_two_axes() -> None:
     ]
     shapes = ({0: Dim("a", min=1, max=32), 1: Dim("b", min=1, max=16)},)
     ep = export(Model(d), (torch.randn(5, 3),), dynamic_shapes=(shapes,)).module()
-    for a, b in itertools.product((1, 8, 9, 32), (1, 4, 5, 16)):
+    lowered = keepdim.lower(Model(d), (torch.randn(5, 3),), dynamic_shapes=(shapes,), engine=engine)
+    for a, b in (*itertools.product((1, 8, 9, 32), (1, 4, 5, 16)), (5, 3)):
         x = torch.randn(a, b)
         f = torch.cos if a > 8 else torch.sin if b <= 4 else torch.tanh
         assert torch.equal(d(x), f(x)) and torch.equal(ep(x), f(x + 1))
+        torch.testing.assert_close(lowered(x), f(x + 1))
 
 
 def test_an_axis_of_two_sizes() -> None:
@@ -237,7 +243,7 @@ def test_an_axis_of_two_sizes() -> None:
     assert tuple(prog(torch.randn(30, 20)).shape) == (30, 20)
 
 
-def test_one_size_in_two_places() -> None:
+def test_one_size_in_two_places(engine: str) -> None:
     def left(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return (q * 2) @ k.transpose(0, 1)
 
@@ -249,12 +255,16 @@ def test_one_size_in_two_places() -> None:
     with refused("q.shape[0] == k.shape[0] does not hold (3 and 4)"):
         d(torch.randn(3, 4), torch.randn(4, 4))
     s = Dim("s", min=1, max=64)
-    ep = export(Model(d), (torch.randn(5, 4), torch.randn(5, 4)), dynamic_shapes=(({0: s}, {0: s}),)).module()
-    graph = d.graph(torch.randn(5, 4), torch.randn(5, 4))
+    args, shapes = (torch.randn(5, 4), torch.randn(5, 4)), (({0: s}, {0: s}),)
+    ep = export(Model(d), args, dynamic_shapes=shapes).module()
+    lowered = keepdim.lower(Model(d), args, dynamic_shapes=shapes, engine=engine)
+    graph = d.graph(*args)
     for n in (1, 8, 9, 64, 5):
         q, k = torch.randn(n, 4), torch.randn(n, 4)
-        torch.testing.assert_close(ep(q, k), left(q + 1, k + 1))
-        torch.testing.assert_close(graph(q, k), left(q, k))
+        for run in (ep, lowered):
+            torch.testing.assert_close(run(q, k), left(q + 1, k + 1))
+        for run in (d, graph):
+            torch.testing.assert_close(run(q, k), left(q, k))
 
 
 def test_a_split_at_one() -> None:
@@ -292,7 +302,7 @@ def test_nan_of_the_other_branch_never_shows() -> None:
         assert prog(x).isnan().all() if n > 4 else torch.equal(prog(x), (x + 1).abs())
 
 
-def test_results_that_are_views() -> None:
+def test_results_that_are_views(engine: str) -> None:
     """An input, a view of it, a transposed result and two names of one tensor: all become tensors of their own."""
 
     def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -310,11 +320,13 @@ def test_results_that_are_views() -> None:
     d = dispatch(axes={"s": "x.shape[0]"}, domain={"s": (1, 16)}, reference=views).impl(views, upto=4).impl(copies)
     shapes = (({0: Dim("s", min=1, max=16)},),)
     ep = export(Model(d), (torch.randn(5, 4),), dynamic_shapes=shapes)
+    lowered = keepdim.lower(Model(d), (torch.randn(5, 4),), dynamic_shapes=shapes, engine=engine)
     graph = d.graph(torch.randn(5, 4))
-    for n in (1, 4, 5, 16):
+    for n in (1, 4, 5, 16, 5):
         x = torch.randn(n, 4)
-        for got, given in ((ep.module()(x), x + 1), (graph(x), x)):
-            torch.testing.assert_close(got, views(given))
+        torch.testing.assert_close(d(x), views(x))
+        for got, given in ((ep.module()(x), x + 1), (lowered(x), x + 1), (graph(x), x)):
+            torch.testing.assert_close(tuple(got), views(given))
             assert all(r.is_contiguous() for r in got)
             assert len({r.data_ptr() for r in (*got, given)}) == 5
     copied = [leaf.ops.count("aten.clone.default") for leaf in implementations(graph)]
@@ -427,9 +439,16 @@ def test_keywords_numbers_and_nesting() -> None:
     model, s = Layers(), Dim("s", min=1, max=64)
     ep = export(model, (torch.randn(5, 4), torch.randn(5, 4)), dynamic_shapes=({0: s}, {0: s}))
     assert [leaf.name for leaf in implementations(ep.graph_module)] == ["scale", "again", "scale"] * 9
-    for n in (1, 8, 9, 32, 33, 64, 5):
+    lowered = keepdim.lower(model, (torch.randn(5, 4), torch.randn(5, 4)), dynamic_shapes=({0: s}, {0: s}))
+
+    def expected(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        for _ in range(9):
+            x = (again if 8 < x.shape[0] <= 32 else scale)(x, 0.5, plus=p)
+        return x
+
+    for n, run in itertools.product((1, 8, 9, 32, 33, 64, 5), (model, ep.module(), lowered)):
         args = torch.randn(n, 4), torch.randn(n, 4)
-        torch.testing.assert_close(ep.module()(*args), model(*args))
+        torch.testing.assert_close(run(*args), expected(*args))
 
 
 def test_a_dispatch_inside_has_the_domain_that_it_serves() -> None:
