@@ -219,6 +219,8 @@ def test_implementations_that_cannot_stand_together(name: str) -> None:
         export(Model(d), (x,), dynamic_shapes=({0: Dim("s", min=1, max=64)},))
     if name == "python if":
         assert f"{__file__}:" in str(first.value)
+    if name == "an attribute":
+        assert run.calls == 0
 
 
 def test_words_for_what_is_seldom() -> None:

@@ -260,6 +260,8 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
 def _run(subject: str, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     global _trying
     outer, _trying = _trying, True
+    with _disable_current_modes():  # tensors from outside have values, which an op may really change
+        kept = [(x, x._version, x.detach().clone()) for x in _outside(run) if not isinstance(x, FakeTensor)]
     try:
         return run(*args, **kwargs)
     except KeepdimError:
@@ -269,6 +271,10 @@ def _run(subject: str, name: str, run: Callable[..., Any], args: Any, kwargs: An
         fail("dispatch", f"{subject}, implementation {name!r}", f"does not run on symbolic sizes ({why})", cause=e)
     finally:
         _trying = outer
+        with _disable_current_modes(), torch.no_grad():
+            for x, version, before in kept:
+                if x._version != version:
+                    x.copy_(before)
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:
@@ -290,15 +296,15 @@ def _parameters(run: Any) -> list[torch.Tensor]:
 
 
 def _outside(run: Any) -> list[torch.Tensor]:
-    """Tensors that a function closes over or reads by name, also those of modules, and plain attributes of a module."""
+    """Tensors that a function closes over or reads by name, also buffers and attributes of modules; no weights."""
     owner = run if isinstance(run, torch.nn.Module) else getattr(run, "__self__", None)
     code = getattr(run, "__func__", run)
     names = getattr(getattr(code, "__code__", None), "co_names", ())
     cells = [c.cell_contents for c in getattr(code, "__closure__", None) or () if c != CellType()]
     found = [owner, *cells, *(code.__globals__[n] for n in names if n in code.__globals__)]
     modules = [m for x in found if isinstance(x, torch.nn.Module) for m in x.modules()]
-    plain = [x for m in modules for x in vars(m).values()]
-    return [*_tensors([*found, *plain]), *(x for m in modules for x in m.buffers(recurse=False))]
+    tensors = _tensors([*found, *(x for m in modules for x in vars(m).values())])
+    return [x for x in tensors if not isinstance(x, torch.nn.Parameter) and not x.is_inference()]
 
 
 def _fresh(values: list[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[bool, ...]:
