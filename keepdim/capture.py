@@ -24,6 +24,7 @@ from .dims import Dim, range_text
 from .errors import KeepdimError, fail, sentence, told
 from .propagate import disagreement
 from .ranges import Dispatch, recording
+from .ranges.preflight import distinct
 from .reading import contract_of, read, unchecked
 from .rewrite import rewrite, strip_asserts
 from .signature import Signature, Transport
@@ -59,7 +60,7 @@ def capture(
     if not isinstance(model, torch.nn.Module):
         fail("capture", type(model).__name__, "is neither a torch.nn.Module nor an ExportedProgram")
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
-    leaves = _distinct(leaves, model)
+    leaves = distinct(leaves, [*model.parameters(), *model.buffers()])
     given: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, in_spec)
     specs = specs_of(model, *given, dynamic_shapes)
     refusals: list[KeepdimError] = []
@@ -87,17 +88,6 @@ def _in_training(model: torch.nn.Module) -> list[str]:
     kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
     named = sorted({type(m).__name__ for m in model.modules() if m.training and isinstance(m, kinds)})
     return [sentence("capture", ", ".join(named), "is in training mode", "Call model.eval() first")] if named else []
-
-
-def _distinct(leaves: list[Any], model: torch.nn.Module) -> list[Any]:
-    """Each tensor once: torch.export takes one that is given twice, or is a weight as well, for a single input."""
-    seen = {id(t) for t in (*model.parameters(), *model.buffers())}
-    out = []
-    for x in leaves:
-        repeated = isinstance(x, torch.Tensor) and id(x) in seen
-        seen.add(id(x))
-        out.append(x.detach().clone() if repeated else x)
-    return out
 
 
 # ---------------------------------------------------------------- ways to export

@@ -7,6 +7,7 @@ import itertools
 import pickle
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -116,7 +117,11 @@ def test_compile() -> None:
 
 
 def test_inductor_and_aot_inductor(tmp_path: Any) -> None:
+    """All sizes in one graph, compiled for this machine: with guards, and ahead of time."""
     model = Model(seed())
+    torch._dynamo.reset()
+    with torch.no_grad():
+        check(model.inner, torch.compile(model, fullgraph=True, dynamic=True), 1)
     ep = export(model, (torch.randn(2, 600, 4),), dynamic_shapes=(({1: S},),))
     path = torch._inductor.aoti_compile_and_package(ep, package_path=str(tmp_path / "m.pt2"))
     check(model.inner, torch._inductor.aoti_load_package(path), 1)
@@ -130,6 +135,39 @@ def test_graph_keeps_what_a_plain_fake_mode_loses() -> None:
     graph = d.graph(x)
     check(d, graph)
     assert [leaf.name for leaf in implementations(graph)] == ["sin", "Scaled", "relu"]
+
+
+def test_graph_from_examples_of_any_size() -> None:
+    """One tensor for two arguments, and a decoder's size of 1, stand for all others."""
+
+    def left(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return q @ k.transpose(0, 1)
+
+    def right(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k @ q.transpose(0, 1)).transpose(0, 1).contiguous()
+
+    d = dispatch({"s": "q.shape[0] == k.shape[0]"}, {"s": (1, 64)}, name="d").impl(left, upto=8).impl(right)
+    for n in (7, 1):
+        x = torch.randn(n, 2)
+        for graph in (d.graph(x, x), d.graph(x, torch.randn(n, 2))):
+            assert [leaf.name for leaf in implementations(graph)] == ["left", "right"]
+            for s in (1, 2, 8, 9, 64, 1):
+                q, k = torch.randn(s, 2), torch.randn(s, 2)
+                torch.testing.assert_close(graph(q, k), left(q, k))
+
+
+def test_eager_while_another_thread_exports() -> None:
+    """A flag of torch says that somebody exports, not that this call is part of it."""
+    d, x, got = seed(), torch.randn(2, 600, 4), []
+
+    class Busy(torch.nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            with ThreadPoolExecutor(1) as pool:
+                got.append(pool.submit(d, x).result())
+            return y + 1
+
+    export(Busy(), (torch.randn(3),))
+    assert all(torch.equal(y, want(d, x)) for y in got)
 
 
 def test_graph_in_a_lowering_of_inductor() -> None:
@@ -169,7 +207,7 @@ def test_graph_in_a_lowering_of_inductor() -> None:
 
 
 # ---------------------------------------------------------------- tables and borders
-def test_every_border_of_two_axes() -> None:
+def test_every_border_of_two_axes(engine: str) -> None:
     d = dispatch(axes={"a": "x.shape[0]", "b": "x.shape[1]"}, domain={"a": (1, 32), "b": (1, 16)}, name="d")
     d.impl(torch.sin, a=(1, 8), b=(1, 4)).impl(torch.cos, a=(9, 32)).impl(torch.tanh)
     assert str(d.table).splitlines() == [
@@ -180,10 +218,12 @@ def test_every_border_of_two_axes() -> None:
     ]
     shapes = ({0: Dim("a", min=1, max=32), 1: Dim("b", min=1, max=16)},)
     ep = export(Model(d), (torch.randn(5, 3),), dynamic_shapes=(shapes,)).module()
-    for a, b in itertools.product((1, 8, 9, 32), (1, 4, 5, 16)):
+    lowered = keepdim.lower(Model(d), (torch.randn(5, 3),), dynamic_shapes=(shapes,), engine=engine)
+    for a, b in (*itertools.product((1, 8, 9, 32), (1, 4, 5, 16)), (5, 3)):
         x = torch.randn(a, b)
         f = torch.cos if a > 8 else torch.sin if b <= 4 else torch.tanh
         assert torch.equal(d(x), f(x)) and torch.equal(ep(x), f(x + 1))
+        torch.testing.assert_close(lowered(x), f(x + 1))
 
 
 def test_an_axis_of_two_sizes() -> None:
@@ -203,7 +243,7 @@ def test_an_axis_of_two_sizes() -> None:
     assert tuple(prog(torch.randn(30, 20)).shape) == (30, 20)
 
 
-def test_one_size_in_two_places() -> None:
+def test_one_size_in_two_places(engine: str) -> None:
     def left(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return (q * 2) @ k.transpose(0, 1)
 
@@ -215,12 +255,16 @@ def test_one_size_in_two_places() -> None:
     with refused("q.shape[0] == k.shape[0] does not hold (3 and 4)"):
         d(torch.randn(3, 4), torch.randn(4, 4))
     s = Dim("s", min=1, max=64)
-    ep = export(Model(d), (torch.randn(5, 4), torch.randn(5, 4)), dynamic_shapes=(({0: s}, {0: s}),)).module()
-    graph = d.graph(torch.randn(5, 4), torch.randn(5, 4))
+    args, shapes = (torch.randn(5, 4), torch.randn(5, 4)), (({0: s}, {0: s}),)
+    ep = export(Model(d), args, dynamic_shapes=shapes).module()
+    lowered = keepdim.lower(Model(d), args, dynamic_shapes=shapes, engine=engine)
+    graph = d.graph(*args)
     for n in (1, 8, 9, 64, 5):
         q, k = torch.randn(n, 4), torch.randn(n, 4)
-        torch.testing.assert_close(ep(q, k), left(q + 1, k + 1))
-        torch.testing.assert_close(graph(q, k), left(q, k))
+        for run in (ep, lowered):
+            torch.testing.assert_close(run(q, k), left(q + 1, k + 1))
+        for run in (d, graph):
+            torch.testing.assert_close(run(q, k), left(q, k))
 
 
 def test_a_split_at_one() -> None:
@@ -258,7 +302,7 @@ def test_nan_of_the_other_branch_never_shows() -> None:
         assert prog(x).isnan().all() if n > 4 else torch.equal(prog(x), (x + 1).abs())
 
 
-def test_results_that_are_views() -> None:
+def test_results_that_are_views(engine: str) -> None:
     """An input, a view of it, a transposed result and two names of one tensor: all become tensors of their own."""
 
     def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -276,15 +320,59 @@ def test_results_that_are_views() -> None:
     d = dispatch(axes={"s": "x.shape[0]"}, domain={"s": (1, 16)}, reference=views).impl(views, upto=4).impl(copies)
     shapes = (({0: Dim("s", min=1, max=16)},),)
     ep = export(Model(d), (torch.randn(5, 4),), dynamic_shapes=shapes)
+    lowered = keepdim.lower(Model(d), (torch.randn(5, 4),), dynamic_shapes=shapes, engine=engine)
     graph = d.graph(torch.randn(5, 4))
-    for n in (1, 4, 5, 16):
+    for n in (1, 4, 5, 16, 5):
         x = torch.randn(n, 4)
-        for got, given in ((ep.module()(x), x + 1), (graph(x), x)):
-            torch.testing.assert_close(got, views(given))
+        torch.testing.assert_close(d(x), views(x))
+        for got, given in ((ep.module()(x), x + 1), (lowered(x), x + 1), (graph(x), x)):
+            torch.testing.assert_close(tuple(got), views(given))
             assert all(r.is_contiguous() for r in got)
             assert len({r.data_ptr() for r in (*got, given)}) == 5
     copied = [leaf.ops.count("aten.clone.default") for leaf in implementations(graph)]
     assert copied == [3, 2]  # none where a result is fresh: those of `copies` are its own
+
+
+HEADS = {
+    "chunk": lambda y: [t.view(-1, 2, 4).transpose(0, 1) for t in y.chunk(3, -1)],
+    "unbind": lambda y: y.view(-1, 3, 2, 4).permute(1, 2, 0, 3).unbind(0),
+    "one twice": lambda y: [y.view(-1, 6, 4).transpose(0, 1)] * 2 + [y.view(-1, 6, 4).transpose(0, 1) * 2],
+}
+
+
+@pytest.mark.parametrize("how", HEADS)
+def test_arguments_that_are_views_of_one_tensor(how: str) -> None:
+    """Queries, keys and values of one product, as vision models have them: each way of tracing takes them."""
+
+    def left(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.transpose(1, 2)) @ v
+
+    def right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return q @ (k.transpose(1, 2) @ v)
+
+    d = dispatch({"s": "q.shape[1] == k.shape[1] == v.shape[1]"}, {"s": (1, 64)}, left).impl(left, upto=8).impl(right)
+
+    class Fused(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project, self.attend = torch.nn.Linear(8, 24), d
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attend(*HEADS[how](self.project(x)))
+
+    model, x, shapes = Fused(), torch.randn(5, 8), ({0: Dim("s", min=1, max=64)},)
+    torch._dynamo.reset()
+    runs = [
+        export(model, (x,), dynamic_shapes=shapes).module(),
+        export(model, (x,), dynamic_shapes=shapes, strict=True).module(),
+        keepdim.lower(model, (x,), dynamic_shapes=shapes),
+        torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True),
+    ]
+    for n, run in itertools.product((1, 8, 9, 64, 5), runs):
+        x = torch.randn(n, 8) / 8
+        torch.testing.assert_close(run(x), model(x))
+    given = torch.randn(3, 2, 9, 4)  # views of one tensor from outside
+    torch.testing.assert_close(torch.compile(d, backend="aot_eager", fullgraph=True, dynamic=True)(*given), d(*given))
 
 
 def test_results_that_are_closed_over_or_strided() -> None:
@@ -301,6 +389,28 @@ def test_results_that_are_closed_over_or_strided() -> None:
         for s in (1, 2, 3, 8, 9, 64, 1):
             x = torch.randn(s, 4)
             torch.testing.assert_close(lowered(x), model(x))
+
+
+def test_names_of_parameters() -> None:
+    """Words that the look-up has for itself, and one argument that two functions call differently."""
+
+    def few(x: torch.Tensor, type: str = "a", int: int = 1, sym_max: float = 2.0) -> torch.Tensor:
+        return x * sym_max
+
+    def many(z: torch.Tensor, kind: str = "a", n: int = 1, by: float = 2.0) -> torch.Tensor:
+        return z * by
+
+    one = dispatch({"s": "max(x.shape[0], 2)"}, {"s": (2, 64)}, few).impl(few, upto=8).impl(many)
+
+    class Named(torch.nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            return one(x=y)
+
+    lowered = keepdim.lower(Named(), (torch.randn(5, 4),), dynamic_shapes=({0: Dim("s", min=1, max=64)},))
+    for n in (1, 8, 9, 64, 5):
+        x = torch.randn(n, 4)
+        for got in (one(x), one(x=x), one(x, type="b"), lowered(x)):
+            torch.testing.assert_close(got, x * 2)
 
 
 def test_keywords_numbers_and_nesting() -> None:
@@ -329,9 +439,55 @@ def test_keywords_numbers_and_nesting() -> None:
     model, s = Layers(), Dim("s", min=1, max=64)
     ep = export(model, (torch.randn(5, 4), torch.randn(5, 4)), dynamic_shapes=({0: s}, {0: s}))
     assert [leaf.name for leaf in implementations(ep.graph_module)] == ["scale", "again", "scale"] * 9
-    for n in (1, 8, 9, 32, 33, 64, 5):
+    lowered = keepdim.lower(model, (torch.randn(5, 4), torch.randn(5, 4)), dynamic_shapes=({0: s}, {0: s}))
+
+    def expected(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        for _ in range(9):
+            x = (again if 8 < x.shape[0] <= 32 else scale)(x, 0.5, plus=p)
+        return x
+
+    for n, run in itertools.product((1, 8, 9, 32, 33, 64, 5), (model, ep.module(), lowered)):
         args = torch.randn(n, 4), torch.randn(n, 4)
-        torch.testing.assert_close(ep.module()(*args), model(*args))
+        torch.testing.assert_close(run(*args), expected(*args))
+
+
+def test_a_dispatch_inside_has_the_domain_that_it_serves() -> None:
+    """As an implementation it may know no other sizes, in every way of tracing."""
+    axes = {"s": "x.shape[0]"}
+    inner = dispatch(axes, {"s": (9, 64)}, name="inner").impl(torch.sin, upto=20).impl(torch.cos)
+    d = dispatch(axes, {"s": (1, 64)}, name="outer").impl(torch.tanh, upto=8).impl(inner)
+    model, x, shapes = Model(d), torch.randn(5, 4), (({0: Dim("s", min=1, max=64)},),)
+    ep, graph = export(model, (x,), dynamic_shapes=shapes), d.graph(x)
+    for found in (ep.graph_module, graph):
+        assert [leaf.name for leaf in implementations(found)] == ["tanh", "sin", "cos"]
+    torch._dynamo.reset()
+    runs = [
+        ep.module(),
+        export(model, (x,), dynamic_shapes=shapes, strict=True).module(),
+        keepdim.lower(model, (x,), dynamic_shapes=shapes),
+        torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True),
+        lambda x: graph(x + 1),
+    ]
+    for n, run in itertools.product((64, 1, 8, 9, 20, 21, 5), runs):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(run(x), (torch.tanh if n <= 8 else torch.sin if n <= 20 else torch.cos)(x + 1))
+    inner = dispatch(axes, {"s": (1, 8)}, name="inner").impl(torch.sin, upto=1).impl(torch.cos)
+    d = dispatch(axes, {"s": (1, 64)}, name="outer").impl(inner, upto=8).impl(torch.tanh)
+    with pytest.raises(torch._dynamo.exc.Unsupported):  # the split at 1 would vanish
+        export(Model(d), (x,), dynamic_shapes=shapes, strict=True)
+    with refused("[dispatch] inner, axis 's': torch.export traces as if x.shape[0] were at least 2"):
+        export(Model(d), (x,), dynamic_shapes=shapes)
+
+
+def test_a_range_decides_for_a_dispatch_inside() -> None:
+    """Its split at 1 lies outside of what the export declares."""
+    axes, domain = {"s": "x.shape[0]"}, {"s": (1, 64)}
+    inner = dispatch(axes, domain, name="inner").impl(torch.sin, upto=1).impl(torch.cos)
+    model = Model(dispatch(axes, domain, name="outer").impl(torch.tanh, upto=8).impl(inner))
+    ep = export(model, (torch.randn(5, 4),), dynamic_shapes=(({0: Dim("s", min=2, max=64)},),)).module()
+    for n in (2, 8, 9, 64, 2):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(ep(x), model(x))
 
 
 def test_a_dispatch_says_how_arguments_are_called() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx.experimental._config as fx_config
 from torch.export import Dim, export
 
 import keepdim
@@ -48,7 +49,16 @@ def of2() -> Dispatch:
     return of({"a": "x.shape[0]", "b": "x.shape[1]"}, {"a": (1, 8), "b": (1, 8)})
 
 
+def itself() -> None:
+    d = of().impl(f, upto=3)
+    d.impl(torch.nn.Sequential(d))
+
+
 BAD = {
+    "no dict of axes": (lambda: of(["s"]), "has ['s'] for axes, not a dict by the names of axes"),
+    "no dict of domains": (lambda: dispatch({"s": "x.shape[0]"}, None, name="d"), "has None for domain, not a dict"),
+    "no text": (lambda: of({"s": 0}), "axis 's': is 0, not a text"),
+    "itself": (itself, "implementation 'Sequential': has this dispatch in it"),
     "no axis": (lambda: of({"s": "1 + 2"}), "axis 's': reads no size ('1 + 2')"),
     "three axes": (lambda: of({n: "x.shape[0]" for n in "abc"}, {n: (1, 2) for n in "abc"}), "has 3 axes"),
     "syntax": (lambda: of({"s": "x.shape["}), "axis 's': cannot be read"),
@@ -116,7 +126,11 @@ BAD = {
         lambda: of({"s": "y.shape[0]"}).impl(f)(torch.ones(3)),
         "axis 's': reads y.shape[0], but 'y' is a NoneType",
     ),
-    "example of 1": (lambda: of().impl(f).graph(torch.ones(1, 3)), "has size 1 at dim 0, which torch treats apart"),
+    "example of 1": (
+        lambda: of({"s": "x.shape[0] * 2"}).impl(f).graph(torch.ones(1, 3)),
+        "has size 1 at dim 0, which torch treats apart",
+    ),
+    "example outside": (lambda: of().impl(f).graph(torch.ones(65, 3)), "x.shape[0] = 65 is out of the domain 1..64"),
     "no example": (lambda: of().impl(f).graph(), "has no example arguments"),
 }
 
@@ -145,6 +159,28 @@ class Counts(torch.nn.Module):
         return x * 2
 
 
+class Plain(torch.nn.Module):
+    """Changes a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x * 2
+
+
+def closing() -> Any:
+    calls = torch.zeros(1)
+
+    def counts(x: torch.Tensor) -> torch.Tensor:
+        calls.add_(1)
+        return x * 2
+
+    return counts
+
+
 def branches(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.shape[0] <= 40 else x + x
 
@@ -156,6 +192,8 @@ def divides(x: torch.Tensor) -> torch.Tensor:
 TOGETHER = {
     "mutates": (mutates, "implementation 'mutates': changes an input"),
     "a buffer": (Counts(), "implementation 'Counts': changes a buffer of its own"),
+    "an attribute": (Plain(), "implementation 'Plain': changes a tensor that it knows from outside"),
+    "closed over": (closing(), "implementation 'counts': changes a tensor that it knows from outside"),
     "dtype": (lambda x: x.double() * 2, "gives result 0 with dtype torch.float64, but 'f' with torch.float32"),
     "rank": (lambda x: (x * 2).flatten(), "gives result 0 with rank 1, but 'f' with 2"),
     "number": (lambda x: (x * 2, x * 2), "returns 2 results as tuple, 'f' 1 as one tensor"),
@@ -181,6 +219,20 @@ def test_implementations_that_cannot_stand_together(name: str) -> None:
         export(Model(d), (x,), dynamic_shapes=({0: Dim("s", min=1, max=64)},))
     if name == "python if":
         assert f"{__file__}:" in str(first.value)
+    if name == "an attribute":
+        assert run.calls == 0
+
+
+def test_words_for_what_is_seldom() -> None:
+    d = of().impl(lambda x: {"a": x * 2, "b": x}, upto=8, name="ab").impl(lambda x: {"b": x, "a": x * 2}, name="ba")
+    with refused("implementation 'ba': returns 2 results as dict (b, a), 'ab' 2 as dict (a, b)"):
+        d.check(torch.randn(7, 4))
+    d = of().impl(lambda x: x[::2].contiguous(), upto=8, name="a").impl(lambda x: x[::2] * 1, name="b")
+    with refused("implementation 'a': relies on Ne(((s + 1)//2), 1)"):  # an op asks that, no line of the function
+        d.check(torch.randn(7, 4))
+    model = torch.nn.Sequential(Found(), of().impl(f, upto=8).impl(g))
+    with refused("[dispatch] d, axis 's': x.shape[0] depends on data"):
+        export(model, (torch.ones(7),), dynamic_shapes=({0: Dim("s", min=2, max=64)},))
 
 
 def test_exports_that_would_lose_branches() -> None:
@@ -205,12 +257,79 @@ def test_exports_that_would_lose_branches() -> None:
     assert [str(r) for r in ep.range_constraints.values()] == ["VR[2, 4096]"]  # the domain is part of the contract
 
 
-def test_a_dispatch_inside_has_the_whole_range() -> None:
+class Found(torch.nn.Module):
+    """Gives a size that depends on data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.nonzero().float()
+
+
+class Joined(torch.nn.Module):
+    """A dispatch on a size that is computed: one more than the input's."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(torch.cat([torch.ones(1, 3), x]))
+
+
+UNSEEN = {
+    "a sum": ("x.shape[0] + 1", (2, 65), 2, Model, "were at least 3, so that the split at 2 would vanish"),
+    "a difference": ("65 - x.shape[0]", (1, 64), 63, Model, "were at most 63, so that the split at 63 would vanish"),
+    "a product": (
+        "x.shape[0] * x.shape[1]",
+        (1, 192),
+        3,
+        Model,
+        "were at least 6, so that the split at 3",
+    ),
+    "computed": ("x.shape[0]", (2, 65), 2, Joined, "were at least 3, so that the split at 2 would vanish"),
+    "an end": ("x.shape[0] * 2", (4, 128), 64, Model, "were at least 4, so that the end 4 of the domain would vanish"),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_splits_that_a_plain_export_does_not_see(name: str) -> None:
+    """It leaves out sizes of 0 and 1; keepdim.lower keeps them, and the split."""
+    text, domain, at, kind, sentence = UNSEEN[name]
+    model = kind(dispatch({"n": text}, {"n": domain}, name="d").impl(torch.sin, upto=at).impl(torch.cos))
+    x, shapes = torch.randn(5, 3), ({0: Dim("s", min=1, max=64)},)
+    with refused(sentence):
+        export(model, (x,), dynamic_shapes=shapes)
+    if name != "an end":  # Dynamo keeps our sentence to itself
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            export(model, (x,), dynamic_shapes=shapes, strict=True)
+    lowered = keepdim.lower(model, (x,), dynamic_shapes=shapes)
+    for n in (2 if name == "an end" else 1, 2, 3, 64, 2):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(lowered(x), model(x))
+    if name == "an end":
+        with refused("2*s >= 4"):
+            lowered(torch.randn(1, 3))
+
+
+def test_a_split_at_zero() -> None:
+    """No symbol of torch is 0, so that no way of exporting keeps it."""
+    d = dispatch({"s": "x.shape[0]"}, {"s": (0, 64)}, name="d").impl(torch.sin, upto=0).impl(torch.cos)
+    assert d(torch.ones(0, 3)).shape == (0, 3)
+    for run, oblivious in ((export, False), (export, True), (keepdim.lower, False)):
+        with (
+            fx_config.patch(backed_size_oblivious=oblivious),
+            refused("torch takes no dynamic size for 0"),
+        ):
+            run(Model(d), (torch.randn(5, 3),), dynamic_shapes=({0: Dim("s", min=0, max=64)},))
+
+
+def test_a_dispatch_inside_a_function_has_the_whole_range() -> None:
     """A cond tells its branches nothing of their sizes, so that an inner domain is that of the export."""
     axes = {"s": "x.shape[0]"}
     inner = dispatch(axes, {"s": (1, 8)}, f, name="inner").impl(f, upto=3).impl(g)
-    outer = dispatch(axes, {"s": (1, 64)}, f, name="outer").impl(inner, upto=8).impl(h)
+    outer = dispatch(axes, {"s": (1, 64)}, f, name="outer").impl(lambda x: inner(x), upto=8, name="a").impl(h)
     assert outer(torch.ones(9)).sum() == 18
     for run in (export, keepdim.lower):
-        with refused("[dispatch] inner, axis 's': x.shape[0] may be 1..64 in this export, but the domain is 1..8"):
+        with refused(
+            "[dispatch] inner, axis 's': x.shape[0] may be 1..64 in this export, but the domain is 1..8. Widen"
+        ):
             run(Model(outer), (torch.ones(5),), dynamic_shapes=({0: Dim("s", min=1, max=64)},))

@@ -225,6 +225,12 @@ def _split(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
     return ids
 
 
+def _unbind(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
+    x = a.tensor("self")
+    axis = Dim.const(axis_of(a, "dim", len(b.shape(x).dims)))
+    return [b.emit("select", [x], piece, dim=axis, index=Dim.const(i)) for i, piece in enumerate(out)]
+
+
 def _arange(b: Sink, name: str, a: Args, out: Shape) -> int:
     a.ignore("end", *PLACEMENT)
     start, step = a.number("start"), a.number("step")
@@ -301,6 +307,7 @@ op("expand", aten.repeat.default, lower=_repeat)
 op("tril", aten.tril.default, lower=_triangle)
 op("triu", aten.triu.default, lower=_triangle)
 op("select", aten.select_copy.int, aten.select.int, lower=_select)
+op("select", aten.unbind.int, lower=_unbind)
 op("arange", aten.arange.start_step, aten.arange.default, aten.arange.start, lower=_arange)
 op("full", aten.full.default, lower=_full("fill_value"))
 op("full", aten.full_like.default, lower=_full("fill_value"))

@@ -20,7 +20,9 @@ from ..errors import fail
 Range = tuple[int, int]  # both ends inside
 TAKEN = ("run", "upto", "name", "partitioner", "self")  # words of `impl`, which takes axes as keywords
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
-NAMES = {"sym_min": torch.sym_min, "sym_max": torch.sym_max}  # torch's, which work on symbolic sizes too
+OWN = "_keepdim_"  # before names of ours, which a parameter of the user's must not hide
+# torch's, which work on symbolic sizes too
+NAMES = {f"{OWN}min": torch.sym_min, f"{OWN}max": torch.sym_max, f"{OWN}type": type, f"{OWN}int": int}
 GRAMMAR = "Write tensor.shape[i], whole numbers, + - * // %, min and max; == between places of one size"
 
 
@@ -52,6 +54,9 @@ def parse(subject: str, axes: Mapping[str, str], domain: Mapping[str, Any]) -> t
     >>> parse("f", {"s": "q.shape[2] == k.shape[-2]"}, {"s": (1, 64)})[0].places
     (('q', 2), ('k', -2))
     """
+    for what, given in (("axes", axes), ("domain", domain)):
+        if not isinstance(given, Mapping):
+            fail("dispatch", subject, f"has {given!r} for {what}, not a dict by the names of axes")
     if not 1 <= len(axes) <= 2:
         fail("dispatch", subject, f"has {len(axes)} axes, not one or two")
     for name in domain:
@@ -62,6 +67,8 @@ def parse(subject: str, axes: Mapping[str, str], domain: Mapping[str, Any]) -> t
 
 def _axis(subject: str, name: str, text: str, domain: Mapping[str, Any]) -> Axis:
     where = f"{subject}, axis {name!r}"
+    if not isinstance(text, str):
+        fail("dispatch", where, f"is {text!r}, not a text", GRAMMAR)
     if not name.isidentifier() or keyword.iskeyword(name) or name in TAKEN:
         fail("dispatch", where, "is no name that an axis can have", "Choose another word")
     if name not in domain:
@@ -110,7 +117,7 @@ def _written(e: ast.expr, where: str, text: str, places: list[tuple[str, int]]) 
     if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in ("min", "max") and _plain(e):
         first, *more = (_written(a, where, text, places) for a in e.args)
         for other in more:
-            first = f"sym_{e.func.id}({first}, {other})"
+            first = f"{OWN}{e.func.id}({first}, {other})"
         return first
     if isinstance(e, ast.Subscript) and isinstance(e.value, ast.Attribute) and e.value.attr == "shape":
         tensor, dim = e.value.value, _dim(e.slice)
@@ -159,7 +166,7 @@ class Reader:
             if len(used) > 1:
                 fail("dispatch", subject, f"{who} does not say how its arguments are called ({', '.join(used)})",
                      "Give a Python function as the reference")  # fmt: skip
-            names, head = used, f"{used[0]}, *_args, **_kwargs"
+            names, head = used, f"{used[0]}, *{OWN}args, **{OWN}kwargs"
         else:
             names, head = _head(signature)
         for axis in axes:
@@ -168,6 +175,7 @@ class Reader:
                     fail("dispatch", f"{subject}, axis {axis.name!r}",
                          f"names the tensor {tensor!r}, but {who} takes ({', '.join(names)})")  # fmt: skip
         self._used, self._subject, self._axes, self._head = used, subject, tuple(axes), head
+        self._order = used if signature is None else positional(signature)
         self._compile()
 
     def _compile(self) -> None:
@@ -176,19 +184,34 @@ class Reader:
         self.terms = _function(subject, head, "".join(f"({', '.join(a.terms)},), " for a in axes))
         self.sizes = _function(subject, head, "".join(f"{a.terms[0]}, " for a in axes))
         # The sizes where all of them are numbers and what has to be equal is; else False. The way of every eager call.
-        numbers = [f"type(_{i}_{j} := {t}) is int" for i, a in enumerate(axes) for j, t in enumerate(a.terms)]
-        equal = [f"_{i}_0 == _{i}_{j}" for i, a in enumerate(axes) for j in range(1, len(a.terms))]
-        firsts = "".join(f"_{i}_0, " for i in range(len(axes)))
+        numbers = [
+            f"{OWN}type({OWN}{i}_{j} := {t}) is {OWN}int" for i, a in enumerate(axes) for j, t in enumerate(a.terms)
+        ]
+        equal = [f"{OWN}{i}_0 == {OWN}{i}_{j}" for i, a in enumerate(axes) for j in range(1, len(a.terms))]
+        firsts = "".join(f"{OWN}{i}_0, " for i in range(len(axes)))
         self.numbers = _function(subject, head, f"{' and '.join([*numbers, *equal])} and ({firsts})")
         self._values = _function(subject, head, "".join(f"{t}, " for t in self._used))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is compiled, which cannot be pickled."""
-        return {k: getattr(self, k) for k in ("_used", "_subject", "_axes", "_head")}
+        return {k: getattr(self, k) for k in ("_used", "_subject", "_axes", "_head", "_order")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._compile()
+
+    def like(self, other: Reader) -> bool:
+        """Whether another reads the same arguments."""
+        return [self._order.index(t) for t in self._used] == [other._order.index(t) for t in other._used]
+
+    def placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments by position, as far as they go: functions may call the same argument differently."""
+        found, more = list(args), dict(kwargs)
+        for name in self._order[len(found) :]:
+            if name not in more:
+                break
+            found.append(more.pop(name))
+        return tuple(found), more
 
     def tensors(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
         """The tensors that the axes name; one that is no tensor, or has no such dim, is an error."""
@@ -228,9 +251,14 @@ def _head(signature: inspect.Signature) -> tuple[list[str], str]:
     return names, ", ".join(parts)
 
 
+def positional(signature: inspect.Signature) -> list[str]:
+    """The arguments that a function takes by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in signature.parameters.values() if p.kind in kinds]
+
+
 def required(signature: inspect.Signature) -> int | None:
     """How many positional arguments a function needs; None where it takes any number."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if any(p.kind == p.VAR_POSITIONAL for p in signature.parameters.values()):
         return None
-    return sum(p.kind in kinds and p.default is p.empty for p in signature.parameters.values())
+    return sum(signature.parameters[name].default is inspect.Parameter.empty for name in positional(signature))

@@ -65,6 +65,22 @@ def _texts(pred: Any) -> tuple[str, str]:
     return str(pred), f"not {pred}"
 
 
+def apart(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments that share no memory, which a cond does not take: of views of one tensor all but the first are copied.
+    (Dynamo traces this too.)"""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # given, whose memory it is, taken
+    for i, x in enumerate(leaves):
+        if not isinstance(x, torch.Tensor):
+            continue
+        base = x if x._base is None else x._base
+        same = [taken for given, _, taken in seen if given is x]
+        shared = any(base is other for _, other, _ in seen)
+        leaves[i] = same[0] if same else x.clone(memory_format=torch.contiguous_format) if shared else x
+        seen.append((x, base, leaves[i]))
+    return pytree.tree_unflatten(leaves, spec)
+
+
 def bare_cond(pred: Any, low: Any, high: Any, args: Any, kwargs: Any) -> Any:
     """The op itself, without Dynamo in front of it: each tensor once as an operand, the rest closed over."""
     leaves, spec = pytree.tree_flatten((args, kwargs))

@@ -25,7 +25,7 @@ from ..tracing import forget_conds
 from . import boxes, preflight
 from .axes import Axis, Range, Reader, checked_range, parse, required, signature_of
 from .boxes import Box, Tree
-from .branches import DISPATCH, IMPLEMENTATION, bare_cond, note
+from .branches import DISPATCH, IMPLEMENTATION, apart, bare_cond, note
 
 
 @dataclass(eq=False)
@@ -113,6 +113,8 @@ class Dispatch(torch.nn.Module):
         where = f"{self.name}, implementation {label!r}"
         if not callable(run):
             fail("dispatch", where, f"is a {type(run).__name__}, which cannot be called")
+        if isinstance(run, torch.nn.Module) and any(m is self for m in run.modules()):
+            fail("dispatch", where, "has this dispatch in it, which would never end")
         if any(i.name == label for i in self.implementations):
             fail("dispatch", where, "is there already", "Give another name=")
         if self._measured is not None:
@@ -239,7 +241,9 @@ class Dispatch(torch.nn.Module):
     # ------------------------------------------------------------ calling
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the implementation that serves these sizes."""
-        if not torch.compiler.is_compiling() and (chosen := self._chosen(args, kwargs)) is not None:
+        if kwargs and self._read is not None:
+            args, kwargs = self._read.placed(args, kwargs)
+        if not _traced(args, kwargs) and (chosen := self._chosen(args, kwargs)) is not None:
             return chosen.run(*args, **kwargs)
         if self._tree is None:
             self.check()
@@ -248,10 +252,7 @@ class Dispatch(torch.nn.Module):
         sizes = self._sizes(args, kwargs)
         if any(isinstance(n, torch.SymInt) for n in sizes):
             return self._for_shapes(args, kwargs) if preflight.trying() else self._in_export(sizes, args, kwargs)
-        for axis, n in zip(self.axes, sizes, strict=True):
-            if not axis.lo <= n <= axis.hi:
-                fail("dispatch", f"{self.name}, axis {axis.name!r}",
-                     f"{axis.text} = {n} is out of the domain {axis.lo}..{axis.hi}")  # fmt: skip
+        self._check_domain(sizes)
         self._refuse_numbers(sizes)  # an export; only one implementation is left, or this raises
         return self.implementations[self._served(sizes)].run(*args, **kwargs)
 
@@ -294,6 +295,12 @@ class Dispatch(torch.nn.Module):
                     fail("dispatch", f"{self.name}, axis {axis.name!r}", f"{axis.text} does not hold ({n} and {other})")
         return tuple(t[0] for t in terms)
 
+    def _check_domain(self, sizes: Sequence[int]) -> None:
+        for axis, n in zip(self.axes, sizes, strict=True):
+            if not axis.lo <= n <= axis.hi:
+                fail("dispatch", f"{self.name}, axis {axis.name!r}",
+                     f"{axis.text} = {n} is out of the domain {axis.lo}..{axis.hi}")  # fmt: skip
+
     def _values(self, sizes: Sequence[Any]) -> Sequence[Any]:
         return (sizes[0] * sizes[1],) if self._product else sizes
 
@@ -316,15 +323,18 @@ class Dispatch(torch.nn.Module):
             for axis, n in zip(self.axes, sizes, strict=True):
                 if n < axis.lo or n > axis.hi:  # a guard: another size is traced again, and refused here
                     fail("dispatch", self.name, f"{axis.text} is out of the domain {axis.lo}..{axis.hi}")
+            args, kwargs = apart(args, kwargs)
             return self._branch(self._tree, args, kwargs, None, inside=False)
         for i, (axis, n) in enumerate(zip(self.axes, sizes, strict=True)):
             if i in self._cut and has_static_value(n):
                 fail("dispatch", self.name, f"{axis.text} is a number in this export", "Make it dynamic")
-        for i, at in boxes.cuts(self._tree or 0):
-            if at < 2 and statically_known_true(self._values(sizes)[i] > at):
+        for i, at in [] if preflight.checked() else self._cuts():
+            n = self._values(sizes)[i]  # decided by a declared range, or by torch's that leaves out 0 and 1
+            if statically_known_true(n > at) or statically_known_true(n <= at):
                 fail("dispatch", self.name, f"a strict export does not tell whether {at} can be reached",
                      "Export with strict=False")  # fmt: skip
         self._assume(args, kwargs)
+        args, kwargs = apart(args, kwargs)
         return self._branch(self._tree, args, kwargs, None, inside=False)
 
     def _in_export(self, sizes: Sequence[Any], args: Any, kwargs: Any) -> Any:
@@ -337,7 +347,8 @@ class Dispatch(torch.nn.Module):
             fresh = self._inspect(node, args, kwargs)
         note(self)
         forget_conds()
-        with fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
+        args, kwargs = apart(args, kwargs)
+        with preflight.checking(), fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
             return self._branch(node, args, kwargs, fresh, inside=False)
 
     def _pruned(self, node: Any, values: Sequence[Any]) -> Any:
@@ -351,25 +362,38 @@ class Dispatch(torch.nn.Module):
             return self._pruned(high, values)
         return i, at, self._pruned(low, values), self._pruned(high, values)
 
-    def _check_ranges(self, sizes: Sequence[Any]) -> None:
-        for axis, n in zip(self.axes, sizes, strict=True):
+    def _check_ranges(self, sizes: Sequence[Any], inside: bool = False) -> None:
+        """What the export declares of sizes must lie inside the domain, unless a branch did that, and be seen by the
+        cuts."""
+        for axis, n in () if inside else zip(self.axes, sizes, strict=True):
+            lo, hi = preflight.declared(n) if isinstance(n, torch.SymInt) else (None, None)
+            if (lo is not None and lo < axis.lo) or (hi is not None and hi > axis.hi):
+                shown = f"{'' if lo is None else lo}..{'' if hi is None else hi}"
+                fail("dispatch", f"{self.name}, axis {axis.name!r}",
+                     f"{axis.text} may be {shown} in this export, but the domain is {axis.lo}..{axis.hi}",
+                     "Widen the domain: other branches do not narrow it" if preflight.trying() else
+                     f"Give its Dim min={axis.lo}, max={axis.hi}, or widen the domain")  # fmt: skip
             if isinstance(n, torch.SymInt):
-                self._check_range(axis, n)
+                self._check_seen(axis, n, axis.lo - 1, f"the end {axis.lo} of the domain", zero=False)
+                self._check_seen(axis, n, axis.hi, f"the end {axis.hi} of the domain", zero=False)
+        values = self._values(sizes)
+        for i, at in boxes.cuts(self._tree or 0):
+            if isinstance(values[i], torch.SymInt):
+                self._check_seen(self._columns[i], values[i], at, f"the split at {at}", zero=True)
 
-    def _check_range(self, axis: Axis, n: torch.SymInt) -> None:
-        """What the export declares of a size must lie inside the domain, and be seen by its cuts."""
+    def _check_seen(self, axis: Axis, n: torch.SymInt, at: int, what: str, zero: bool) -> None:
+        """Torch may not know a side of `at` by leaving out sizes that the export declares; `zero`: 0 among them."""
+        declared, positive, seen = preflight.extent(n)
+        if not preflight.decides(seen, at) or preflight.decides(declared if zero else positive, at):
+            return
         where = f"{self.name}, axis {axis.name!r}"
-        (lo, hi), seen = preflight.declared(n)
-        if (lo is not None and lo < axis.lo) or (hi is not None and hi > axis.hi):
-            shown = f"{'' if lo is None else lo}..{'' if hi is None else hi}"
-            fact = f"{axis.text} may be {shown} in this export, but the domain is {axis.lo}..{axis.hi}"
-            fail("dispatch", where, fact, f"Give its Dim min={axis.lo}, max={axis.hi}, or widen the domain")
-        mine = -1 if self._product else self.axes.index(axis)
-        unseen = [at for i, at in boxes.cuts(self._tree or 0) if i == mine and (lo or 0) <= at < seen]
-        if lo is not None and unseen:
-            fail("dispatch", where, f"torch.export traces as if {axis.text} were at least {seen}, so that the split "
-                 f"at {unseen[0]} would vanish", "Export inside "
-                 "torch.fx.experimental._config.patch(backed_size_oblivious=True), or use keepdim.lower")  # fmt: skip
+        if preflight.decides(positive, at):
+            fail("dispatch", where, f"torch takes no dynamic size for 0, so that {what} would vanish",
+                 "Let one implementation serve both sides of it")  # fmt: skip
+        end = f"least {seen.lower}" if seen.lower > at else f"most {seen.upper}"
+        fail("dispatch", where, f"torch.export traces as if {axis.text} were at {end}, so that {what} would vanish",
+             "Use keepdim.lower, or export inside torch.fx.experimental._config.patch(backed_size_oblivious=True)"
+             )  # fmt: skip
 
     def _assume(self, args: Any, kwargs: Any) -> None:
         """The domain, and what an axis says is one size, become part of the program's contract."""
@@ -383,7 +407,7 @@ class Dispatch(torch.nn.Module):
     def _branch(self, node: Any, args: Any, kwargs: Any, fresh: Any, inside: bool, cond: Any = None) -> Any:
         """The conds below a node of the tree; what the range of a symbol decides is no cond."""
         if isinstance(node, int):
-            return self._leaf(node, args, kwargs, fresh, inside)
+            return self._leaf(node, args, kwargs, fresh, inside, cond)
         i, at, low, high = node
         n = self._values(self._read.sizes(*args, **kwargs))[i]  # type: ignore[union-attr]
         if statically_known_true(n <= at):
@@ -396,11 +420,14 @@ class Dispatch(torch.nn.Module):
         return torch.cond(n <= at, lambda: self._branch(low, args, kwargs, fresh, True),
                           lambda: self._branch(high, args, kwargs, fresh, True), ())  # fmt: skip
 
-    def _leaf(self, i: int, args: Any, kwargs: Any, fresh: Any, inside: bool) -> Any:
+    def _leaf(self, i: int, args: Any, kwargs: Any, fresh: Any, inside: bool, cond: Any) -> Any:
         """One implementation. In a branch its results are contiguous and nobody else's."""
         chosen = self.implementations[i]
         with fx_traceback.annotate({IMPLEMENTATION: chosen.name}):
-            out = chosen.run(*args, **kwargs)
+            if inside and self._nested(i):
+                out = chosen.run._branch(chosen.run._tree, *apart(args, kwargs), None, True, cond)  # type: ignore[attr-defined]
+            else:
+                out = chosen.run(*args, **kwargs)
             if not inside or (fresh is not None and all(fresh[i])):
                 return out
             values, spec = pytree.tree_flatten(out)
@@ -410,20 +437,42 @@ class Dispatch(torch.nn.Module):
             ]
             return pytree.tree_unflatten(values, spec)
 
-    def _for_shapes(self, args: Any, kwargs: Any) -> Any:
+    def _nested(self, i: int) -> bool:
+        """Whether an implementation is a dispatch by the same sizes with all that it serves here in its domain: then
+        the branch has checked that."""
+        run = self.implementations[i].run
+        if not isinstance(run, Dispatch) or self._product or self._read is None or run._read is None:
+            return False
+        same = [a.terms for a in run.axes] == [a.terms for a in self.axes] and self._read.like(run._read)
+        mine = [box for box, j in self._tiles if j == i] or [self.domain]
+        return same and run._tree is not None and all(boxes.common(box, run.domain) == box for box in mine)
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """(axis, at) of every cut, also of dispatches inside that this one has checked."""
+        inner = [self.implementations[i].run for i in range(len(self.implementations)) if self._nested(i)]
+        return [*boxes.cuts(self._tree or 0), *(c for d in inner for c in d._cuts())]  # type: ignore[attr-defined]
+
+    def _for_shapes(self, args: Any, kwargs: Any, inside: bool = False) -> Any:
         """Inside an implementation of another dispatch that is being tried."""
-        self._check_ranges(self._sizes(args, kwargs))
+        self._check_ranges(self._sizes(args, kwargs), inside)
         self._inspect(self._tree, args, kwargs)
         return self.implementations[0].run(*args, **kwargs)
+
+    def _shapes_inside(self, *args: Any, **kwargs: Any) -> Any:
+        return self._for_shapes(args, kwargs, inside=True)
 
     def _inspect(self, node: Any, args: Any, kwargs: Any) -> dict[int, tuple[bool, ...]]:
         """Which results of the implementations below a node are fresh; see preflight.inspect_all."""
         assert self._read is not None
         tiles = [] if self._product else [box for box, _ in self._tiles]
         points, used = boxes.edges(self.axes, [*tiles, self.domain]), boxes.ends(node)
-        candidates = [(self.implementations[i].name, self.implementations[i].run) for i in used]
+        candidates = [(self.implementations[i].name, self._tried(i, len(used) > 1)) for i in used]
         found = preflight.inspect_all(self.name, self.axes, points, candidates, self._read, args, kwargs)
         return dict(zip(used, found, strict=True))
+
+    def _tried(self, i: int, inside: bool) -> Callable[..., Any]:
+        run = self.implementations[i].run
+        return run._shapes_inside if inside and isinstance(run, Dispatch) and self._nested(i) else run
 
     def _given(self, examples: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if examples or kwargs:
@@ -439,6 +488,10 @@ class Dispatch(torch.nn.Module):
                ) -> tuple[preflight.Stage, dict[int, tuple[bool, ...]]]:  # fmt: skip
         """The arguments with symbols for the sizes that go with the axes, and the implementations tried on them."""
         assert self._read is not None
+        sizes = self._sizes(args, kwargs)
+        if all(isinstance(n, int) for n in sizes):
+            self._check_domain(sizes)
+        args, kwargs = preflight.parted(self.axes, self._read, args, kwargs)
         candidates = [(i.name, i.run) for i in self.implementations]
         moved = preflight.tied(self.name, self.axes, self._read, candidates, args, kwargs).sizes
         places = preflight.example_sizes(self.name, self.axes, self._read, args, kwargs)
@@ -495,6 +548,13 @@ class Dispatch(torch.nn.Module):
         self._serve(columns, tiles)
         self._measured = table
         return table
+
+
+def _traced(args: Any, kwargs: Any) -> bool:
+    """Whether this call is part of a graph that is being made. That one is made may be true of another thread alone."""
+    if not torch.compiler.is_compiling():
+        return False
+    return torch.compiler.is_dynamo_compiling() or preflight.any_fake(args, kwargs)
 
 
 def _name_of(run: Any) -> str:

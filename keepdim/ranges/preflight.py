@@ -9,6 +9,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CellType
 from typing import Any, NamedTuple
 
 import sympy
@@ -26,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StrictMinMaxConstraint,
 )
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import KeepdimError, fail, told
 from .axes import Axis, Reader
@@ -35,11 +36,28 @@ Candidate = tuple[str, Callable[..., Any]]
 Point = dict[sympy.Symbol, sympy.Integer]
 TORCH = str(Path(torch.__file__).parent)
 _trying = False  # an implementation may have a dispatch inside, which then only has to give shapes
+_checked = False  # and which is traced by Dynamo in a branch, where it does not see what was declared
 
 
 def trying() -> bool:
     """Whether an implementation is being run for its shapes alone."""
     return _trying
+
+
+def checked() -> bool:
+    """Whether the sizes of a dispatch in a branch were checked by the one outside."""
+    return _checked
+
+
+@contextlib.contextmanager
+def checking() -> Iterator[None]:
+    """While branches are traced that were tried before."""
+    global _checked
+    outer, _checked = _checked, True
+    try:
+        yield
+    finally:
+        _checked = outer
 
 
 class Stage(NamedTuple):
@@ -93,6 +111,36 @@ def staged(
     with fx_config.patch(backed_size_oblivious=True), _disable_current_modes():
         mine, more = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
     return Stage(mode, env, mine, more)
+
+
+def distinct(leaves: Sequence[Any], others: Sequence[torch.Tensor] = ()) -> list[Any]:
+    """Each tensor once, and none of the others: a trace takes one that is given twice for a single input."""
+    seen = {id(t) for t in others}
+    out = []
+    for x in leaves:
+        repeated = isinstance(x, torch.Tensor) and id(x) in seen
+        seen.add(id(x))
+        out.append(x.detach().clone() if repeated else x)
+    return out
+
+
+def parted(axes: Sequence[Axis], read: Reader, args: Sequence[Any], kwargs: Mapping[str, Any]
+           ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """Examples for a trace: each tensor once, and where an axis is a size, a size that is no other's and not 1."""
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    args, kwargs = pytree.tree_unflatten(distinct(leaves), spec)
+    taken = {n for x in _tensors((args, kwargs)) for n in x.shape if isinstance(n, int)}
+    found, sizes = read.tensors(*args, **kwargs), dict[int, list[int]]()
+    for axis in axes:
+        free = next((n for n in range(max(axis.lo, 2), axis.hi + 1) if n not in taken), 0)
+        for tensor, dim in axis.places if axis.bare and free else ():
+            x = found[tensor]
+            if isinstance(x.shape[dim], int) and x.shape[dim] < 2:
+                sizes.setdefault(id(x), list(x.shape))[dim] = free
+        taken.add(free)
+    return pytree.tree_map_only(
+        torch.Tensor, lambda x: x.new_empty(sizes[id(x)]) if id(x) in sizes else x, (args, kwargs)
+    )
 
 
 def example_sizes(subject: str, axes: Sequence[Axis], read: Reader, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -178,34 +226,42 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
     or that ask for a size in Python, are refused. Runs where its caller put it, on that ShapeEnv."""
     sizes = [_expr(n) for n in read.sizes(*args, **kwargs)]
     env = _env(pytree.tree_leaves((args, kwargs)))
+    for axis, e in zip(axes, sizes, strict=True):
+        if not env.replace(e).free_symbols <= env.backed_var_to_val.keys():
+            fail("dispatch", f"{subject}, axis {axis.name!r}", f"{axis.text} depends on data, not on sizes of inputs",
+                 "Call one of the implementations")  # fmt: skip
     results, fresh = [], []
     for name, run in candidates:
-        before, known = len(env.guards), _points(env, axes, sizes, points)
+        before, tried = len(env.guards), _points(env, axes, sizes, points)
         mine, more = pytree.tree_map_only(torch.Tensor, _like, (tuple(args), dict(kwargs)))
-        inputs, own = _tensors((mine, more)), _parameters(run) if len(candidates) > 1 else []
-        versions = [x._version for x in (*inputs, *own)]
+        inputs, own = _tensors((mine, more)), _parameters(run)
+        known = {"an input": inputs}
+        if len(candidates) > 1:  # alone, it stands in no branch
+            known |= {"a buffer of its own": own, "a tensor that it knows from outside": _outside(run)}
+        versions = {what: [x._version for x in tensors] for what, tensors in known.items()}
         out = _run(subject, name, run, mine, more)
-        changed = [x._version != v for x, v in zip((*inputs, *own), versions, strict=True)]
-        if any(changed):
-            what = "an input" if any(changed[: len(inputs)]) else "a buffer of its own"
-            fail("dispatch", f"{subject}, implementation {name!r}", f"changes {what}", "Let it work on a clone")
+        for what, tensors in known.items():
+            if versions[what] != [x._version for x in tensors]:
+                fail("dispatch", f"{subject}, implementation {name!r}", f"changes {what}", "Let it work on a clone")
         for guard in env.guards[before:]:
-            _check_guard(subject, name, axes, sizes, env, guard, known)
+            _check_guard(subject, name, axes, sizes, env, guard, tried)
         values, spec = pytree.tree_flatten(out)
         if not values or not all(isinstance(v, torch.Tensor) for v in values):
             kinds = ", ".join(type(v).__name__ for v in values) or "nothing"
             fail("dispatch", f"{subject}, implementation {name!r}", f"returns {kinds}", "Return tensors")
         results.append(Result(name, values, spec))
-        fresh.append(_fresh(values, [*inputs, *_parameters(run)]))
-    known = _points(env, axes, sizes, points)
+        fresh.append(_fresh(values, [*inputs, *own]))
+    tried = _points(env, axes, sizes, points)
     for other in results[1:]:
-        _compare(subject, axes, sizes, env, known, results[0], other)
+        _compare(subject, axes, sizes, env, tried, results[0], other)
     return fresh
 
 
 def _run(subject: str, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     global _trying
     outer, _trying = _trying, True
+    with _disable_current_modes():  # tensors from outside have values, which an op may really change
+        kept = [(x, x._version, x.detach().clone()) for x in _outside(run) if not isinstance(x, FakeTensor)]
     try:
         return run(*args, **kwargs)
     except KeepdimError:
@@ -215,10 +271,19 @@ def _run(subject: str, name: str, run: Callable[..., Any], args: Any, kwargs: An
         fail("dispatch", f"{subject}, implementation {name!r}", f"does not run on symbolic sizes ({why})", cause=e)
     finally:
         _trying = outer
+        with _disable_current_modes(), torch.no_grad():
+            for x, version, before in kept:
+                if x._version != version:
+                    x.copy_(before)
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
+
+
+def any_fake(*tree: Any) -> bool:
+    """Whether a tensor among them has no values."""
+    return any(isinstance(x, FakeTensor) for x in _tensors(tree))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -228,6 +293,18 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def _parameters(run: Any) -> list[torch.Tensor]:
     owner = run if isinstance(run, torch.nn.Module) else getattr(run, "__self__", None)
     return [*owner.parameters(), *owner.buffers()] if isinstance(owner, torch.nn.Module) else []
+
+
+def _outside(run: Any) -> list[torch.Tensor]:
+    """Tensors that a function closes over or reads by name, also buffers and attributes of modules; no weights."""
+    owner = run if isinstance(run, torch.nn.Module) else getattr(run, "__self__", None)
+    code = getattr(run, "__func__", run)
+    names = getattr(getattr(code, "__code__", None), "co_names", ())
+    cells = [c.cell_contents for c in getattr(code, "__closure__", None) or () if c != CellType()]
+    found = [owner, *cells, *(code.__globals__[n] for n in names if n in code.__globals__)]
+    modules = [m for x in found if isinstance(x, torch.nn.Module) for m in x.modules()]
+    tensors = _tensors([*found, *(x for m in modules for x in vars(m).values())])
+    return [x for x in tensors if not isinstance(x, torch.nn.Parameter) and not x.is_inference()]
 
 
 def _fresh(values: list[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[bool, ...]:
@@ -262,7 +339,8 @@ def _compare(subject: str, axes: Sequence[Axis], sizes: Sequence[Any], env: Shap
 
 
 def _shape_of(spec: pytree.TreeSpec) -> str:
-    return "one tensor" if spec.is_leaf() else str(spec.type.__name__)
+    keys = f" ({', '.join(map(str, spec.context))})" if spec.type is dict else ""  # their order counts
+    return "one tensor" if spec.is_leaf() else f"{spec.type.__name__}{keys}"
 
 
 def _order(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
@@ -284,7 +362,8 @@ def _check_guard(subject: str, name: str, axes: Sequence[Axis], sizes: Sequence[
             names = {e: sympy.Symbol(a.name) for a, e in zip(axes, sizes, strict=True) if e.is_Symbol}
             shown = guard.expr.xreplace(names)
             place = f" ({at.filename}:{at.lineno})" if hasattr(at, "filename") and not by_torch else ""
-            verb = "relies on" if by_torch else "decides in Python on"
+            # An op of that line may have asked as well, where a size is told from 0 or 1.
+            verb = "relies on" if by_torch or _from_zero_or_one(guard) else "decides in Python on"
             fail("dispatch", f"{subject}, implementation {name!r}",
                  f"{verb} {shown}{place}, which does not hold at {_sizes_at(axes, sizes, env, point)}",
                  "Make two implementations of it, or use torch.cond")  # fmt: skip
@@ -298,7 +377,11 @@ def _asked(guard: Any) -> tuple[Any, bool]:
 
 def _apart(guard: Any) -> bool:
     """Whether torch only tells a size from 0 or 1, which it treats apart."""
-    return isinstance(guard.expr, sympy.Ne) and guard.expr.args[1] in (0, 1) and _asked(guard)[1]
+    return _from_zero_or_one(guard) and _asked(guard)[1]
+
+
+def _from_zero_or_one(guard: Any) -> bool:
+    return isinstance(guard.expr, sympy.Ne) and guard.expr.args[1] in (0, 1)
 
 
 def _points(env: ShapeEnv, axes: Sequence[Axis], sizes: Sequence[Any], points: Sequence[tuple[int, ...]]
@@ -356,19 +439,52 @@ def _env(leaves: Sequence[Any]) -> ShapeEnv:
     raise AssertionError("no symbolic size among the arguments")
 
 
-def declared(n: torch.SymInt) -> tuple[tuple[int | None, int | None], int]:
-    """The range that an export declares for a size that is one symbol, open where it says nothing, and the lowest value
-    that its trace takes into account: torch.export leaves 0 and 1 out though they are declared."""
+class Extent(NamedTuple):
+    """The values that a size may have in an export."""
+
+    declared: ValueRanges[Any]  # by the ranges of its symbols
+    positive: ValueRanges[Any]  # the same without what lies at sizes of 0, which no symbol of torch is
+    seen: ValueRanges[Any]  # by a trace, which leaves out 0, and where it is not oblivious of sizes 1 too
+
+
+def declared(n: torch.SymInt) -> tuple[int | None, int | None]:
+    """The range that an export declares for a size that is one symbol, open where it says nothing."""
+    said = _said(n.node.shape_env).get(n.node.shape_env.replace(n.node.expr))
+    return (None, None) if said is None else (_whole(said.lower), _whole(said.upper))
+
+
+def extent(n: torch.SymInt) -> Extent:
+    """What an export declares of a size, or of an expression of sizes, and what of it the trace takes into account."""
     env = n.node.shape_env
-    symbol = env.replace(n.node.expr)
-    if not symbol.is_Symbol:
-        return (None, None), 0
-    seen = env.bound_sympy(symbol)
-    lowest = int(seen.lower) if seen.lower.is_Integer else 0
+    expr, said = env.replace(n.node.expr), _said(env)
+    known = {s: env.var_to_range[s] for s in expr.free_symbols}
+    # A bound above 2 is torch's own only where a check of the model says so.
+    ranges = {s: r if s not in said or r.lower > 2 else ValueRanges(said[s].lower, r.upper) for s, r in known.items()}
+    declared, positive, seen = (bound_sympy(expr, r) for r in (ranges, _from_one(ranges), _from_one(known)))
+    return Extent(declared, positive, seen)
+
+
+def decides(values: ValueRanges[Any], at: int) -> bool:
+    """Whether all of them lie on one side of a cut."""
+    return bool(values.lower > at or values.upper <= at)
+
+
+def _said(env: ShapeEnv) -> dict[sympy.Symbol, ValueRanges[Any]]:
+    """The ranges that the user gave to sizes of inputs."""
+    out: dict[sympy.Symbol, ValueRanges[Any]] = {}
     for tracked in env.tracked_fakes or ():
         sizes = tracked.fake.shape if isinstance(tracked.fake, torch.Tensor) else ()
         limits = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
         for size, limit in zip(sizes, limits, strict=False):
-            if isinstance(limit, StrictMinMaxConstraint) and env.replace(_expr(size)) == symbol:
-                return tuple(int(v) if v.is_Integer else None for v in (limit.vr.lower, limit.vr.upper)), lowest  # type: ignore[return-value]
-    return (None, None), lowest
+            symbol = env.replace(_expr(size))
+            if isinstance(limit, StrictMinMaxConstraint) and symbol.is_Symbol:
+                out[symbol] = limit.vr & out.get(symbol, limit.vr)
+    return out
+
+
+def _from_one(ranges: Mapping[sympy.Symbol, ValueRanges[Any]]) -> dict[sympy.Symbol, ValueRanges[Any]]:
+    return {s: ValueRanges(max(r.lower, 1), r.upper) if s.is_positive else r for s, r in ranges.items()}
+
+
+def _whole(v: Any) -> int | None:
+    return int(v) if v.is_Integer else None

@@ -95,7 +95,7 @@ case("slice", lambda x: [t + 1 for t in x.split(3, -1)], "split", x="n 8", n=N)
 case("slice", lambda x: [t + 1 for t in x.chunk(2, -1)], "chunk", x="n 8", n=N)
 case("slice", lambda x: [t * 2 for t in x.split([1, 3, 4], 1)], "split_with_sizes", x="n 8", n=N)
 case("slice", lambda x: x.split([2, x.size(0) - 2])[1] * 2, "split by a symbol", x="n 4", n=(3, 17, 4, 17))
-case("slice", lambda x: [t + 1 for t in x.unbind(1)], "unbind", x="n 3", n=N)
+case("select", lambda x: [t + 1 for t in x.unbind(1)], "unbind", x="n 3", n=N)
 
 case("cat", lambda x, y: torch.cat([x, y], 1), "two dtypes", x="n 4", y="i64: n 3", n=N)
 case("cat", lambda x, y: torch.cat([y, x], 1), "two dtypes, the smaller first", x="n 4", y="i64: n 3", n=N)
