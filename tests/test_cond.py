@@ -118,6 +118,43 @@ def test_only_the_branch_that_is_taken_is_planned() -> None:
     assert lowered.counters()[0]["built"] == 2 and lowered.counters()[0]["reused"] == 1
 
 
+class Written(nn.Module):
+    """Sizes that are written out before anything traces them again: ends past the tensor, remainders, floats."""
+
+    def __init__(self, choose: Any):
+        super().__init__()
+        self.choose = choose
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def small(x: torch.Tensor) -> torch.Tensor:
+            return x[-3:].sum(0) / x.shape[0] ** 0.5
+
+        def large(x: torch.Tensor) -> torch.Tensor:
+            return x[:9].sum(0) * (1.0 / x.shape[0]) + x.new_ones(-x.shape[0] % 4).sum() + int(1.5 * x.shape[0])
+
+        return torch.cond(self.choose(x), small, large, (x,))
+
+
+@pytest.mark.parametrize("by", ["sizes", "data"])
+@pytest.mark.parametrize("stock", [False, True], ids=["in one piece", "stock flow"])
+def test_sizes_are_written_out_in_branches(by: str, stock: bool) -> None:
+    """At every size of the range, also where a slice ends past the tensor."""
+    eager = Written({"sizes": lambda x: x.shape[0] <= 5, "data": lambda x: x.sum() > 0}[by])
+    parts = [keepdim.GgmlPartitioner()] if stock else None
+    check(keepdim.lower(eager, (torch.randn(7, 8),), dynamic_shapes=N(), partitioner=parts), eager, (2, 7, 8, *SIZES))
+
+
+def test_a_memory_format_in_a_branch() -> None:
+    """It changes no number, and what a branch gives is contiguous."""
+
+    class Last(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            last = lambda x: x.view(1, 2, 4, -1).contiguous(memory_format=torch.channels_last)  # noqa: E731
+            return torch.cond(x.sum() > 0, lambda x: last(x) + 1, lambda x: last(x) * 2, (x,))
+
+    check(keepdim.lower(Last(), (torch.randn(7, 8),), dynamic_shapes=N()), Last())
+
+
 def test_nan_of_the_other_branch_does_not_show(engine: str) -> None:
     class Nan(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -269,6 +306,15 @@ def test_weights_in_the_branch_of_another() -> None:
     check(lowered, d)
     assert {x.backend for x in pte.delegates(lowered.path)} == {"KeepdimGgml", "XnnpackBackend"}
     assert list(lowered.report.remaining) == ["cond"]
+
+
+@pytest.mark.parametrize("part", [lambda x: x[-7:], lambda x: x[:7]], ids=["last", "first"])
+def test_ends_past_the_tensor_in_the_branch_of_another(part: Any) -> None:
+    """A slice that holds less at small sizes, on both sides of a split, whoever serves them."""
+    d = keepdim.dispatch(axes={"n": "x.shape[0]"}, domain={"n": (1, 40)}, name="d")
+    d.impl(lambda x: part(x) * 2, upto=5, name="one")
+    d.impl(lambda x: part(x) + 1, name="two", partitioner=XnnpackPartitioner())
+    check(keepdim.lower(d, (torch.randn(8, 8),), dynamic_shapes=(N(),)), d)
 
 
 class Data(nn.Module):
