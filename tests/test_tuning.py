@@ -14,7 +14,7 @@ from torch.export import Dim, export
 
 import keepdim
 from keepdim.ranges import Dispatch, dispatch, implementations, tuning
-from keepdim.tables import Row, Table
+from keepdim.tables import Measured, Row, Table
 
 Cost = Callable[..., float]
 
@@ -310,7 +310,7 @@ def test_what_cannot_be_tuned() -> None:
 
 # ---------------------------------------------------------------- tables
 def test_tables_print_and_draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    pytest.importorskip("matplotlib")
+    Figure = pytest.importorskip("matplotlib.figure").Figure
     Clockwork(monkeypatch, CROSSING)
     table = attention().impl(left).impl(right).tune(20, examples=qkv())
     assert Table.from_json(table.to_json()) == table
@@ -319,6 +319,12 @@ def test_tables_print_and_draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     assert lines[-1].startswith("noise 0.5%; ") and "torch 2." in lines[-1]
     picture = table.plot(tmp_path / "table.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 5000
+    rows = [Row({"s*b": (1, 64)}, "left"), Row({"s*b": (65, 2048)}, "right")]
+    measured = [Measured({"s": s, "b": b}, {"left": 1.0, "right": 2.0}) for s in (1, 64) for b in (1, 32)]
+    flat = Table("f", {"s": "x.shape[0]", "b": "x.shape[1]"}, {"s": (1, 64), "b": (1, 32)}, rows, measured)
+    flat._draw(plot := Figure().add_subplot())
+    assert plot.get_xlabel() == "s*b" and [list(p.get_xdata()) for p in plot.lines] == [
+        *([[1, 64], [32, 2048]] * 2), [64, 64]]  # fmt: skip
     declared = Table("f", {"s": "x.shape[0]"}, {"s": (1, 9)}, [Row({"s": (1, 9)}, "f")])
     with refused("[dispatch] f: was declared, not measured"):
         declared.plot(tmp_path / "none.png")
