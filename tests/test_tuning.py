@@ -262,6 +262,22 @@ def late(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return right(q, k, v) + (1 if q.shape[1] == 16 else 0)
 
 
+def between(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return right(q, k, v) + (1 if 5 <= q.shape[1] <= 7 else 0)
+
+
+def in_place(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return right(q.mul_(1), k, v)
+
+
+def failing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return right(q, k, v) if q.shape[1] < 16 else q @ v
+
+
+def number(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    return right(q, k, v), 3
+
+
 def double_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return right(q.double(), k.double(), v.double())
 
@@ -271,8 +287,12 @@ def transposed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
 
 
 WRONG = {
-    "values": (cross, "implementation 'cross': is not the reference at s = 1: result 0: Tensor-likes are not close"),
+    "values": (cross, "implementation 'cross': is not the reference at s = 1: result 0: "),
     "at one size": (late, "implementation 'late': is not the reference at s = 16"),
+    "between": (between, "implementation 'between': is not the reference at s = 6"),
+    "an input": (in_place, "implementation 'in_place': changes an input at s = 1. Let it work on a clone."),
+    "an error": (failing, "implementation 'failing': fails at s = 16 (RuntimeError: "),
+    "no tensor": (number, "implementation 'number': returns Tensor, int. Return tensors."),
     "dtype": (double_precision, "result 0 is torch.float64, not torch.float32"),
     "strides": (transposed, "result 0 has strides"),
 }
@@ -283,6 +303,39 @@ def test_a_wrong_implementation_is_refused_by_name(name: str) -> None:
     run, sentence = WRONG[name]
     with refused(sentence):
         attention(hi=16).impl(left).impl(run).tune(2, examples=lambda s: qkv(s))
+
+
+@pytest.mark.parametrize("product", [False, True], ids=["a split", "a split of the product"])
+def test_both_sides_of_a_split_are_compared(product: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An implementation that is wrong where its range begins, and nowhere else."""
+    axes = {"s": "q.shape[1] == k.shape[1]", **({"b": "q.shape[0] == k.shape[0] == v.shape[0]"} if product else {})}
+    costs = {
+        "left": lambda b, s, d: 1e-6 * (b if product else 1) * s,
+        "right": lambda *_: 1e-4,
+        "wrong": lambda *_: 1e-4,
+    }
+
+    def tune(other: Any) -> Table:
+        Clockwork(monkeypatch, costs)
+        d = dispatch(axes, {"s": (1, 500), "b": (1, 32)} if product else {"s": (1, 500)}, reference=left, name="d")
+        return d.impl(left).impl(other).tune(1, examples=qkv())
+
+    ((_, begin),) = [(r.implementation, lo) for r in tune(right).rows[1:] for lo, _ in r.ranges.values()]
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return right(q, k, v) + (1 if (q.shape[0] if product else 1) * q.shape[1] == begin else 0)
+
+    with refused(f"implementation 'wrong': is not the reference at s = {begin}"):
+        tune(wrong)
+
+
+@pytest.mark.parametrize("fill", [-torch.inf, -1e9, 1e9, torch.nan])
+def test_a_mask_does_not_hide_a_difference(fill: float) -> None:
+    """Values are rounded by others of their size; those of a mask, in every row, are not of it."""
+    mask = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    want = (torch.randn(8, 8) * 10).masked_fill(mask, fill)
+    for got, same in ((want + 1e-5, True), (want + 0.1, False), (want.masked_fill(mask, 0), False)):
+        assert bool(tuning._close(got, want).all()) == same
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
