@@ -148,6 +148,35 @@ def test_a_kept_table_is_for_these_settings_and_checked_again(cache: Any) -> Non
         tune([bad], good)
 
 
+def test_a_kept_table_is_for_this_way_to_run(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the ways have one name, stand in one line, or are one function with other settings."""
+    Clockwork(monkeypatch, CROSSING)
+
+    def through(module: torch.nn.Module, args: Any, dynamic_shapes: Any, tag: str) -> Any:
+        return left
+
+    ways = [functools.partial(through, tag="a"), functools.partial(through, tag="b")]
+    ways += [lambda *a, **k: through(*a, **k, tag="c"), lambda *a, **k: through(*a, **k, tag="d")]
+    for way in (*ways, *ways):
+        attention().impl(left).tune(1, examples=qkv(), through=way)
+    assert len(list(cache.glob("ranges-*.json"))) == 4
+
+
+@pytest.mark.parametrize("change", [(b'"right"', b'"other"'), (b"[1,", b"[2,"), (b'{"s":[', b'{"t":[')],
+                         ids=["another name", "a gap", "another axis"])  # fmt: skip
+def test_a_kept_table_that_does_not_fit_is_made_again(
+    change: tuple[bytes, bytes], cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clockwork(monkeypatch, CROSSING)
+    d = attention().impl(left).impl(right)
+    first = d.tune(20, examples=qkv())
+    (file,) = cache.glob("ranges-*.json")
+    head, rows = file.read_bytes().split(b'"rows"')
+    file.write_bytes(head + b'"rows"' + rows.replace(*change))
+    assert d.tune(20, examples=qkv()).rows == first.rows
+    assert Table.from_json(file.read_bytes()).rows == first.rows
+
+
 def test_noise_keeps_the_simpler_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """A difference below the noise is none; one implementation is then enough."""
     draw = torch.Generator().manual_seed(0)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy
@@ -29,7 +30,7 @@ from ..errors import KeepdimError, fail, told
 from ..progress import Progress
 from ..tables import Measured, Row, Table, machine, versions
 from .axes import Axis
-from .boxes import Box, edges
+from .boxes import Box, edges, without
 from .sizing import Problem, Sizer, Sizes
 
 log = logging.getLogger("keepdim")
@@ -71,12 +72,15 @@ def tuned(problem: Problem, budget_ms: float, again: bool, through: Callable[...
 
 
 def _kept(path: Path, problem: Problem) -> Table | None:
-    """The table of a file; None where there is none that can be read."""
+    """The table of a file; None where there is none, or one that does not serve these implementations."""
     if not path.exists():
         return None
     try:
         table = Table.from_json(path.read_bytes())
-    except (KeepdimError, OSError) as e:
+        unknown = {r.implementation for r in table.rows} - {n for n, _ in problem.candidates}
+        if unknown or without(tuple(a.range for a in _columns(problem, table)), _tiles(problem, table)):
+            fail("tune", problem.name, f"{path} does not say who serves which sizes", "It is measured anew")
+    except (KeepdimError, OSError, KeyError) as e:
         log.warning("the kept table is not used: %s", e)
         return None
     return table
@@ -92,7 +96,7 @@ def _key(problem: Problem, sizer: Sizer, through: Any) -> str:
     middle = sizer.at(sizer.nearest(tuple(round(math.sqrt(max(lo, 1) * hi)) for lo, hi in problem.domain)))
     shapes = [f"{list(x.shape)} {x.dtype} {x.device}" if isinstance(x, torch.Tensor) else repr(x)
               for x in pytree.tree_leaves(middle)]  # fmt: skip
-    parts = [problem.name, str(problem.axes), machine(), str(versions()), getattr(through, "__name__", str(through)), *shapes,
+    parts = [problem.name, str(problem.axes), machine(), str(versions()), _code(through), *shapes,
              *(f"{n} {_code(run)}" for n, run in problem.candidates), _code(problem.reference)]  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
@@ -106,10 +110,20 @@ def _code(run: Any) -> str:
             settings = {f"{path}.{k}": v for path, m in run.named_modules() for k, v in vars(m).items()}
             return f"{inspect.getsource(type(run))} {_plain(settings)}"
         closed = inspect.getclosurevars(run).nonlocals if inspect.isfunction(run) else {}
-        return f"{inspect.getsource(run)} {_plain(closed)}"
+        return f"{inspect.getsource(run)} {_compiled(run)} {_plain(closed)}"
     except (OSError, TypeError, ValueError):  # built in, or typed into a prompt
-        code = getattr(run, "__code__", None)
-        return repr(code.co_code + repr(code.co_consts).encode()) if code else str(getattr(run, "__name__", run))
+        return _compiled(run) or str(getattr(run, "__name__", run))
+
+
+def _compiled(run: Any) -> str:
+    """The code of a function: of two lambdas in one line the source is the same."""
+
+    def show(code: CodeType) -> str:
+        constants = [show(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+        return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+    code = getattr(run, "__code__", None)
+    return show(code) if isinstance(code, CodeType) else ""
 
 
 def _plain(values: Mapping[Any, Any]) -> str:
