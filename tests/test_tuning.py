@@ -14,6 +14,8 @@ from torch.export import Dim, export
 
 import keepdim
 from keepdim.ranges import Dispatch, dispatch, implementations, tuning
+from keepdim.ranges.axes import Reader
+from keepdim.ranges.sizing import Problem, Sizer
 from keepdim.tables import Measured, Row, Table
 
 Cost = Callable[..., float]
@@ -282,6 +284,15 @@ def test_through_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen and all(set(r) == {"VR[1, 16]"} for r in seen)
 
 
+def test_through_who_lowers_it() -> None:
+    """An implementation that names a partitioner is measured as that lowers it."""
+    d, seen = attention(hi=16).impl(left).impl(right), []
+    problem = Problem(d.name, d.axes, Reader(d.name, d.axes, left, ""), [("left", left), ("right", right)], None, qkv(),
+                      [], {"right": "another"})  # fmt: skip
+    tuning._lowered(problem, Sizer(problem), lambda *args, **kwargs: seen.append(kwargs.get("partitioner")))
+    assert seen == [None, ["another"]]
+
+
 # ---------------------------------------------------------------- equivalence
 def cross(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return right(q, k, v) * 1.001
@@ -338,11 +349,7 @@ def test_a_wrong_implementation_is_refused_by_name(name: str) -> None:
 def test_both_sides_of_a_split_are_compared(product: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An implementation that is wrong where its range begins, and nowhere else."""
     axes = {"s": "q.shape[1] == k.shape[1]", **({"b": "q.shape[0] == k.shape[0] == v.shape[0]"} if product else {})}
-    costs = {
-        "left": lambda b, s, d: 1e-6 * (b if product else 1) * s,
-        "right": lambda *_: 1e-4,
-        "wrong": lambda *_: 1e-4,
-    }
+    costs = {"left": lambda b, s, d: 1e-6 * (b if product else 1) * s, "right": lambda *_: 1e-4, "wrong": lambda *_: 1e-4}
 
     def tune(other: Any) -> Table:
         Clockwork(monkeypatch, costs)

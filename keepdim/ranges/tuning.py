@@ -54,9 +54,7 @@ def tuned(problem: Problem, budget_ms: float, again: bool, through: Callable[...
     sizer = Sizer(problem)
     path = folder() / f"ranges-{_key(problem, sizer, through)}.json"
     first = _points(problem, sizer)
-    compare(
-        problem, sizer, first
-    )  # also where the table is kept: weights, and what a function calls, are not in its key
+    compare(problem, sizer, first)  # also where the table is kept: weights, and what a function calls, are not in its key
     table = None if again else _kept(path, problem)
     new = table is None
     if table is None:
@@ -96,7 +94,9 @@ def _key(problem: Problem, sizer: Sizer, through: Any) -> str:
     middle = sizer.at(sizer.nearest(tuple(round(math.sqrt(max(lo, 1) * hi)) for lo, hi in problem.domain)))
     shapes = [f"{list(x.shape)} {x.dtype} {x.device}" if isinstance(x, torch.Tensor) else repr(x)
               for x in pytree.tree_leaves(middle)]  # fmt: skip
-    parts = [problem.name, str(problem.axes), machine(), str(versions()), _code(through), *shapes,
+    who = [f"{n} {type(p).__module__}.{type(p).__qualname__} {_plain(vars(p))}"
+           for n, p in problem.partitioners.items()]  # fmt: skip
+    parts = [problem.name, str(problem.axes), machine(), str(versions()), _code(through), *shapes, *who,
              *(f"{n} {_code(run)}" for n, run in problem.candidates), _code(problem.reference)]  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
@@ -177,9 +177,7 @@ def compare(problem: Problem, sizer: Sizer, points: Sequence[Sizes]) -> None:
     for sizes in points:
         args = sizer.at(sizes)
         at = ", ".join(f"{a.name} = {n}" for a, n in zip(problem.axes, sizes, strict=True))
-        want = (
-            None if problem.reference is None else _results(f"{problem.name}, reference", problem.reference, args, at)
-        )
+        want = None if problem.reference is None else _results(f"{problem.name}, reference", problem.reference, args, at)
         for name, run in problem.candidates:
             where = f"{problem.name}, implementation {name!r}"
             got = _results(where, run, args, at)
@@ -324,7 +322,8 @@ def _lowered(problem: Problem, sizer: Sizer, through: Callable[..., Any] | None)
     lowest = sizer.nearest(tuple(max(lo, 2) for lo, _ in problem.domain))
     highest = sizer.nearest(tuple(hi for _, hi in problem.domain))
     shapes, args = sizer.dynamic_shapes(lowest, highest), sizer.at(lowest)
-    return [through(_Alone(run), args, dynamic_shapes=(shapes,)) for _, run in problem.candidates]
+    named = {n: {"partitioner": [p]} for n, p in problem.partitioners.items()}
+    return [through(_Alone(run), args, dynamic_shapes=(shapes,), **named.get(n, {})) for n, run in problem.candidates]
 
 
 class _Alone(torch.nn.Module):
