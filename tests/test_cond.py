@@ -308,6 +308,39 @@ def test_weights_in_the_branch_of_another() -> None:
     assert list(lowered.report.remaining) == ["cond"]
 
 
+class Summed(nn.Sequential):
+    """Layers, and then a sum that XNNPACK does not have."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).cumsum(1)
+
+
+def test_several_branches_of_another() -> None:
+    """One inside the other, over three dims: what XNNPACK wants stays whole in both, what it leaves is ours."""
+    a, b = nn.Linear(8, 8), nn.Linear(8, 8)
+    other = {"partitioner": XnnpackPartitioner()}
+    d = keepdim.dispatch(axes={"n": "input.shape[1]"}, domain={"n": (1, 40)}, name="d")
+    d.impl(nn.Sequential(a, nn.ReLU(), b), upto=5, name="one", **other).impl(a, upto=20, name="two")
+    d.impl(Summed(b, nn.ReLU(), a), name="three", **other).requires_grad_(False)
+    lowered = keepdim.lower(d, (torch.randn(3, 7, 8),), dynamic_shapes=(({1: Dim("n", min=1, max=40)},),))
+    for n in SIZES:
+        x = torch.randn(3, n, 8)
+        torch.testing.assert_close(lowered(x), d(x))
+    assert lowered.report.remaining == {"cond": "another backend serves a branch"}
+    assert lowered.report.delegates.count("XnnpackBackend") == 2
+
+
+def test_the_branch_of_another_that_is_none() -> None:
+    """Where the range leaves one implementation there is no branch, and the program's own engine serves it."""
+    eager = Act(partitioner=XnnpackPartitioner()).eval().requires_grad_(False)
+    shapes = ({1: Dim("s", min=513, max=2048)},)
+    lowered = keepdim.lower(eager, (torch.randn(2, 600, 16),), dynamic_shapes=shapes)
+    for s in (513, 2048, 600, 513):
+        x = torch.randn(2, s, 16)
+        torch.testing.assert_close(lowered(x), eager(x))
+    assert lowered.report.delegates == ["KeepdimGgml"] and not lowered.report.remaining
+
+
 @pytest.mark.parametrize("part", [lambda x: x[-7:], lambda x: x[:7]], ids=["last", "first"])
 def test_ends_past_the_tensor_in_the_branch_of_another(part: Any) -> None:
     """A slice that holds less at small sizes, on both sides of a split, whoever serves them."""
