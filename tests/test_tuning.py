@@ -384,6 +384,10 @@ def test_nothing_is_compared_without_a_reference(monkeypatch: pytest.MonkeyPatch
     Clockwork(monkeypatch, {"left": lambda *_: 2e-6, "cross": lambda *_: 1e-6})
     table = attention(reference=None).impl(left).impl(cross).tune(2, examples=qkv())
     assert [r.implementation for r in table.rows] == ["cross"]
+    Clockwork(monkeypatch, {"number": lambda *_: 1e-6})  # nor need results be tensors, as those of the engine's splits
+    assert len(attention(reference=None).impl(number).tune(2, examples=qkv()).rows) == 1
+    with refused("implementation 'in_place': changes an input"):
+        attention(reference=None).impl(in_place).tune(2, examples=qkv())
 
 
 def test_what_cannot_be_tuned() -> None:

@@ -177,28 +177,37 @@ def compare(problem: Problem, sizer: Sizer, points: Sequence[Sizes]) -> None:
     for sizes in points:
         args = sizer.at(sizes)
         at = ", ".join(f"{a.name} = {n}" for a, n in zip(problem.axes, sizes, strict=True))
-        want = None if problem.reference is None else _results(f"{problem.name}, reference", problem.reference, args, at)
+        want = None
+        if problem.reference is not None:
+            where = f"{problem.name}, reference"
+            want = _tensors(where, _run(where, problem.reference, args, at))
         for name, run in problem.candidates:
             where = f"{problem.name}, implementation {name!r}"
-            got = _results(where, run, args, at)
-            if want is not None and (why := _difference(got, want)) is not None:
+            got = _run(where, run, args, at)
+            if want is not None and (why := _difference(_tensors(where, got), want)) is not None:
                 fail("tune", where, f"is not the reference at {at}: {why}")
 
 
-def _results(where: str, run: Callable[..., Any], args: Any, at: str) -> tuple[list[torch.Tensor], Any]:
-    """Of one call, which leaves its arguments as they are."""
+def _run(where: str, run: Callable[..., Any], args: Any, at: str) -> Any:
+    """One call, which leaves its arguments as they are."""
     with torch.inference_mode(False), torch.no_grad():  # in inference nobody counts changes
         mine = pytree.tree_map_only(torch.Tensor, torch.clone, args)
         inputs = [x for x in pytree.tree_leaves(mine) if isinstance(x, torch.Tensor)]
         before = [x._version for x in inputs]
         try:
-            values, spec = pytree.tree_flatten(run(*mine))
+            out = run(*mine)
         except KeepdimError:
             raise
         except Exception as e:  # whatever the function itself or an op inside it raises
             fail("tune", where, f"fails at {at} ({told(e)})", cause=e)
     if [x._version for x in inputs] != before:
         fail("tune", where, f"changes an input at {at}", "Let it work on a clone")
+    return out
+
+
+def _tensors(where: str, out: Any) -> tuple[list[torch.Tensor], Any]:
+    """The results of a call, and their form."""
+    values, spec = pytree.tree_flatten(out)
     if not values or not all(isinstance(v, torch.Tensor) for v in values):
         kinds = ", ".join(type(v).__name__ for v in values) or "nothing"
         fail("tune", where, f"returns {kinds}", "Return tensors")
