@@ -101,6 +101,14 @@ def torch_autotuned(split: int) -> Run:
 
 
 # ---------------------------------------------------------------- measuring
+def lengths(count: int) -> list[int]:
+    """From 1 to LONGEST, evenly spread by ratio where that makes them different."""
+    out = [1]
+    for i in range(1, count):
+        out.append(max(out[-1] + 1, round(LONGEST ** (i / (count - 1)))))
+    return out
+
+
 def minima(peers: Mapping[str, Run], args: tuple[Any, ...], seconds: float) -> dict[str, float]:
     """Microseconds of the fastest call of each, in turns."""
     best = dict.fromkeys(peers, math.inf)
@@ -201,7 +209,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     keepdim.set_options(threads=args.threads)
     seconds = args.ms / 1e3
-    sizes = sorted({round(LONGEST ** (i / (args.sizes - 1))) for i in range(args.sizes)})
+    sizes = lengths(args.sizes)
     eager = tuned(None, 5 * args.ms)
     print(eager.table)
     rows = curves("eager", {"left": left, "right": right, "dispatch": eager}, sizes, seconds)

@@ -52,12 +52,12 @@ def sentence_of(e: BaseException) -> str:
 
 
 def told(e: BaseException) -> str:
-    """Which kind of exception, and its text.
+    """Which kind of exception, and its text if it has one.
 
-    >>> told(KeyError("x"))
-    "KeyError: 'x'"
+    >>> told(KeyError("x")), told(AssertionError())
+    ("KeyError: 'x'", 'AssertionError')
     """
-    return f"{type(e).__name__}: {sentence_of(e)}"
+    return ": ".join(filter(None, (type(e).__name__, sentence_of(e))))
 
 
 def optional(stage: str, package: str, extra: str = "hf") -> Any:

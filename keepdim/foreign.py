@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any
 
 import torch
 from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.program import _program
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -132,46 +133,64 @@ def around_preprocess(
             cls.preprocess = original
 
 
-# ---------------------------------------------------------------- one branch
-class BranchPartitioner(Partitioner):
-    """A partitioner for the branches of one implementation, and nothing else.
+# ---------------------------------------------------------------- branches
+@contextlib.contextmanager
+def inner_branches() -> Iterator[None]:
+    """While it lasts, ops that are to stay whole do so in branches of branches too: ExecuTorch looks one level deep."""
+    outer = _program.get_control_flow_submodules
 
-    Partitioners look at a program's own graph. A branch is shown to it as a program.
+    def all_of(gm: GraphModule) -> Any:
+        found = outer(gm)
+        return found + [inner for _, body, _ in found for inner in all_of(body)]
+
+    _program.get_control_flow_submodules = all_of
+    try:
+        yield
+    finally:
+        _program.get_control_flow_submodules = outer
+
+
+class BranchPartitioner(Partitioner):
+    """The partitioners that implementations name, each for the branches of its own, and nothing else.
+
+    Partitioners look at a program's own graph. A branch is shown to them as a program. They are one here because
+    ExecuTorch takes a program apart for each, with what the others wanted whole.
     """
 
-    def __init__(self, inner: Partitioner, mark: Mark):
+    def __init__(self, named: Mapping[Mark, Partitioner]):
         super().__init__()
-        self.inner, self.mark = inner, mark
+        self.named = named
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """What it would change outside the branch is not its to change."""
+        """What they would change outside their branches is not theirs to change."""
         return exported_program
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
-        """Its own answer, for nodes of the branch that read one tensor beside weights: what it keeps whole and then
-        does not take could not run."""
-        ops, keeps = self.inner.ops_to_not_decompose(ep)
+        """Their own answers, for nodes of their branches that read one tensor beside weights: what they keep whole and
+        then do not take could not run."""
+        asked = {mark: p.ops_to_not_decompose(ep) for mark, p in self.named.items()}
         owned.mark(ep, ep.state_dict)
         weights = {n for gm in graph_modules(ep.graph_module) for n in owned.weights(gm)}
 
-        def mine(n: FxNode) -> bool:
+        def kept(n: FxNode) -> bool:
+            ops, keeps = asked.get(mark_of(n), ((), None))
             tensors = [x for x in n.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor) and x not in weights]
-            return mark_of(n) == self.mark and len(tensors) <= 1 and (keeps is None or keeps(n))
+            return n.target in ops and len(tensors) <= 1 and (keeps is None or keeps(n))
 
-        return ops, mine
+        return list(dict.fromkeys(op for ops, _ in asked.values() for op in ops)), kept
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """The tags that it gives to the nodes of the branch."""
+        """The tags that they give to the nodes of their branches."""
         tags: dict[str, DelegationSpec] = {}
         for i, gm in enumerate(graph_modules(exported_program.graph_module)):
-            if gm is exported_program.graph_module or not any(mark_of(n) == self.mark for n in gm.graph.nodes):
-                continue
-            alone, copies = _as_program(gm, exported_program)
-            result = self.inner.partition(alone)
-            for n, copy in copies.items():
-                if n.op != "placeholder" and (tag := copy.meta.get(TAG)) is not None:
-                    n.meta[TAG] = name = f"{'_'.join(self.mark)}_{i}_{tag}"
-                    tags[name] = result.partition_tags[tag]
+            marks = {mark_of(n) for n in gm.graph.nodes} if gm is not exported_program.graph_module else set()
+            for mark in sorted(marks & self.named.keys()):
+                alone, copies = _as_program(gm, exported_program)
+                result = self.named[mark].partition(alone)
+                for n, copy in copies.items():
+                    if n.op != "placeholder" and (tag := copy.meta.get(TAG)) is not None:
+                        n.meta[TAG] = name = f"{'_'.join(mark)}_{i}_{tag}"
+                        tags[name] = result.partition_tags[tag]
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
 
 

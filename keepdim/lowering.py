@@ -32,7 +32,7 @@ from . import _native, kernels, loops, owned, pte, whole
 from .capture import Captured, needs_upper_bound
 from .contract import BLOCKS
 from .errors import KeepdimError, fail, told
-from .foreign import BranchPartitioner, Watched, watched_backends
+from .foreign import BranchPartitioner, Watched, inner_branches, watched_backends
 from .mapped import Source
 from .nodes import Symbols, computing, module_path, overload
 from .ops import ROWS, Unsupported
@@ -108,8 +108,8 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
             except (Unsupported, KeepdimError) as e:
                 _refuse_own_ops(captured.program, e)
                 log.debug("not in one piece: %s", e)
-        partitioner = [engine_named(engine)(captured.names, elsewhere)]
-    partitioner = [*(BranchPartitioner(p, mark) for mark, p in elsewhere.items()), *partitioner]
+        partitioner = [engine_named(engine)(captured.names)]
+    partitioner = [*([BranchPartitioner(elsewhere)] if elsewhere else []), *partitioner]
     ranges = dict(captured.program.range_constraints)
     env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
     own, symbols = read(captured.program, captured.names)
@@ -211,7 +211,7 @@ def open_sizes(env: Any) -> Iterator[None]:
 def _to_edge(program: ExportedProgram, partitioner: list[Partitioner]) -> Any:
     graphs = list(graph_modules(program.graph_module))
     marking = [owned.Marking(p, program.state_dict) for p in partitioner[:1]]
-    with watched_backends(partitioner), kernels.as_kernels_write():
+    with watched_backends(partitioner), inner_branches(), kernels.as_kernels_write():
         try:
             return to_edge_transform_and_lower(
                 program,

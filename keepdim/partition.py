@@ -7,7 +7,7 @@ spec, and is written back to the program after partitioning, because ExecuTorch 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDa
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.lowered_backend_module import executorch_call_delegate
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
@@ -30,7 +31,6 @@ from .errors import KeepdimError, fail
 from .nodes import COND, Symbols, computing, constants_of, getitem, is_size, overload, with_branches
 from .passes import Lowered
 from .propagate import settle
-from .ranges import Mark, mark_of
 from .reading import graph_modules, read, shape_env_of, to_dim
 from .rewrite import contiguous_layers
 from .tracing import LAYERS
@@ -118,11 +118,10 @@ class EnginePartitioner(Partitioner):
     engine: str
     backend: type[BackendDetails]
 
-    def __init__(self, names: dict[str, str] | None = None, elsewhere: Collection[Mark] = ()):
+    def __init__(self, names: dict[str, str] | None = None):
         super().__init__()
         self.load()
         self.names = names or {}
-        self.elsewhere = elsewhere  # implementations that another partitioner lowers
         self.contract: Contract | None = None
         self.symbols: dict[str, Dim] = {}
         self.ranges: dict[Any, Any] = {}
@@ -193,7 +192,7 @@ class EnginePartitioner(Partitioner):
 
     def _propose(self, ep: ExportedProgram, gm: GraphModule, top: bool) -> Iterator[list[FxNode]]:
         symbols = self._symbols_of(ep.graph_module)
-        support = _Support(symbols, self.engine, self.reasons, self.elsewhere)
+        support = _Support(symbols, self.engine, self.reasons)
         proposals = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True).propose_partitions()
         constants = constants_of(ep) if top else owned.weights(gm)
         mutated = set(ep.graph_signature.buffers_to_mutate.values())
@@ -238,8 +237,8 @@ class MLXPartitioner(EnginePartitioner):
 class _Support(OperatorSupportBase):
     """Support is a dry run of the real lowering."""
 
-    def __init__(self, symbols: Symbols, engine: str, reasons: dict[str, str], elsewhere: Collection[Mark] = ()):
-        self.symbols, self.engine, self.reasons, self.elsewhere = symbols, engine, reasons, elsewhere
+    def __init__(self, symbols: Symbols, engine: str, reasons: dict[str, str]):
+        self.symbols, self.engine, self.reasons = symbols, engine, reasons
         self.known: dict[FxNode, bool] = {}
 
     def is_node_supported(self, submodules: Any, node: FxNode) -> bool:
@@ -249,17 +248,17 @@ class _Support(OperatorSupportBase):
             source = node.args[0]
             return isinstance(source, FxNode) and self.is_node_supported(submodules, source)
         if node not in self.known:
-            why = self._reserved(node) or frontend.reason(node, self.symbols, self.engine)
+            why = _shared(node) or frontend.reason(node, self.symbols, self.engine)
             self.known[node] = why is None
             if why is not None and not is_size(node):
                 self.reasons[node.name] = why
         return self.known[node]
 
-    def _reserved(self, node: FxNode) -> str | None:
-        """Why this node, or one in its branches, is not ours to take."""
-        if self.elsewhere and any(mark_of(n) in self.elsewhere for n in with_branches([node])):
-            return "its implementation names another partitioner"
-        return None
+
+def _shared(node: FxNode) -> str | None:
+    """Why a choice is not ours to take: another partitioner has been in its branches."""
+    calls = any(n.target is executorch_call_delegate for n in with_branches([node]))
+    return "another backend serves a branch" if node.target is COND and calls else None
 
 
 def _refuse_steps(uses: list[tuple[FxNode, Any]], refused: dict[Any, str]) -> None:

@@ -20,6 +20,7 @@ from torch.fx import Node as FxNode
 
 from .dims import Dim, decide
 from .errors import fail
+from .nodes import Symbols
 from .reading import graph_modules, scaled_size, shape_env_of, to_dim
 from .tracing import LAYERS
 
@@ -31,22 +32,22 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
     """All of them."""
     strip_asserts(ep)
     _plain_layouts(ep)
-    _whole_parts(ep, symbols)
-    _float_sizes(ep)
-    for gm in graph_modules(ep.graph_module):
-        _map_as_scan(gm)
-        _join_one_dtype(gm)
-        _wide_numbers(gm)
-        _whole_ends(gm)
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
-    if env is not None:
-        with env.suppress_guards():
-            for n in list(ep.graph.nodes):
+    symbols = Symbols(symbols, env)
+    with env.suppress_guards() if env is not None else contextlib.nullcontext():
+        for gm in graph_modules(ep.graph_module):
+            _map_as_scan(gm)
+            _join_one_dtype(gm)
+            _wide_numbers(gm)
+            _whole_ends(gm)
+            _whole_parts(gm, symbols)
+            _float_sizes(gm)
+            for n in list(gm.graph.nodes):
                 if n.op == "call_function" and n.target == torch.ops.aten.slice.Tensor:
-                    _clamp_ends(ep, n, symbols)
+                    _clamp_ends(gm, n, symbols)
                 elif n.op == "call_function" and n.target is operator.mod:
-                    _python_mod(ep, n, symbols)
-    ep.graph_module.recompile()
+                    _python_mod(gm, n, symbols)
+            gm.recompile()
 
 
 def strip_asserts(ep: ExportedProgram) -> None:
@@ -146,22 +147,23 @@ def _plain_layouts(ep: ExportedProgram) -> None:
     mode = detect_fake_mode([n.meta.get("val") for n in ep.graph.nodes])
     held = {s.arg.name: str(s.target) for s in ep.graph_signature.input_specs}
     changed = False
-    for n in ep.graph.nodes:
-        val = n.meta.get("val")
-        if n.op == "placeholder" and isinstance(val, torch.Tensor):
+    for n in ep.graph.find_nodes(op="placeholder"):
+        if isinstance(val := n.meta.get("val"), torch.Tensor):
             changed = changed or not val.is_contiguous()
             with mode:  # anew in any case: where sizes are 1, strides may be of another format and still contiguous
                 n.meta["val"] = torch.empty(val.shape, dtype=val.dtype)
             for table in (ep.state_dict, ep.constants):
                 if isinstance(x := table.get(held.get(n.name, "")), torch.Tensor):
                     table[held[n.name]] = _contiguous(x)
-        elif n.op == "call_function" and isinstance(n.target, OpOverload):
+    nodes = [n for gm in graph_modules(ep.graph_module) for n in gm.graph.nodes]
+    for n in nodes:
+        if isinstance(n.target, OpOverload):
             names = [a.name for a in n.target._schema.arguments]
             if "memory_format" in names and n.kwargs.get("memory_format") is not None:
                 n.kwargs = {**n.kwargs, "memory_format": torch.contiguous_format}
             elif "memory_format" in names[: len(n.args)]:
                 n.update_arg(names.index("memory_format"), torch.contiguous_format)
-    strided = next((n for n in ep.graph.nodes if n.target == aten.as_strided.default), None)
+    strided = next((n for n in nodes if n.target == aten.as_strided.default), None)
     if changed and strided is not None:
         fact = "reads by strides, in a model with an input or weight that is not contiguous"
         fail("capture", f"node '{strided.name}'", fact, "Make it contiguous first")
@@ -175,17 +177,17 @@ def _contiguous(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(plain, x.requires_grad) if isinstance(x, torch.nn.Parameter) else plain
 
 
-def _size(ep: ExportedProgram, target: Callable[..., Any], *args: Any) -> FxNode:
+def _size(gm: GraphModule, target: Callable[..., Any], *args: Any) -> FxNode:
     """A node that computes a size, with its value."""
     values = [a.meta["val"] if isinstance(a, FxNode) else a for a in args]
-    node = ep.graph.call_function(target, args)
+    node = gm.graph.call_function(target, args)
     node.meta["val"] = values[0].shape[args[1]] if target == torch.ops.aten.sym_size.int else target(*values)
     return node
 
 
-def _whole_parts(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
+def _whole_parts(gm: GraphModule, symbols: Mapping[str, Dim]) -> None:
     """`int(1.7 * s)` as s * 17 // 10: ExecuTorch has no sizes that are floats."""
-    for n in list(ep.graph.nodes):
+    for n in list(gm.graph.nodes):
         if not isinstance(n.meta.get("val"), torch.SymInt):
             continue
         found, chain = scaled_size(n.meta["val"].node.expr, symbols), [n]
@@ -194,12 +196,12 @@ def _whole_parts(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
             found, chain = found if len(floats) == 1 else None, chain + floats[:1]
         if found is None or to_dim(found[0], symbols) != to_dim(chain[-1].args[0].meta["val"], symbols):
             continue
-        with ep.graph.inserting_before(n):
-            product = _size(ep, operator.mul, chain[-1].args[0], found[1].numerator)
-            n.replace_all_uses_with(_size(ep, operator.floordiv, product, found[1].denominator))
+        with gm.graph.inserting_before(n):
+            product = _size(gm, operator.mul, chain[-1].args[0], found[1].numerator)
+            n.replace_all_uses_with(_size(gm, operator.floordiv, product, found[1].denominator))
         for node in chain:
             if not node.users:
-                ep.graph.erase_node(node)
+                gm.graph.erase_node(node)
 
 
 # What is computed with a size as a float, as the same on tensors of one element.
@@ -211,14 +213,14 @@ _ON_TENSORS: dict[Any, Callable[..., Any]] = {
 _TAKE_TENSORS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 
 
-def _float_sizes(ep: ExportedProgram) -> None:
+def _float_sizes(gm: GraphModule) -> None:
     """`x / s**0.5`: ExecuTorch has no sizes that are floats; as a tensor of one element it is data like any other."""
-    floats = [n for n in ep.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat)]
-    mode = detect_fake_mode([n.meta.get("val") for n in ep.graph.nodes])
+    floats = [n for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat)]
+    mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
     twins: dict[FxNode, FxNode] = {}
 
     def call(target: Any, *args: Any, **kwargs: Any) -> FxNode:
-        node = ep.graph.call_function(target, args, kwargs)
+        node = gm.graph.call_function(target, args, kwargs)
         values = [a.meta["val"] if isinstance(a, FxNode) else a for a in args]
         with mode:
             node.meta["val"] = target(*values, **kwargs)
@@ -227,7 +229,7 @@ def _float_sizes(ep: ExportedProgram) -> None:
     for n in floats:
         if n.target not in _ON_TENSORS:
             _no_float_size(n)
-        with ep.graph.inserting_before(n):
+        with gm.graph.inserting_before(n):
             ins = [twins[a] if a in twins else call(aten.scalar_tensor.default, a, dtype=torch.float32) for a in n.args]
             twins[n] = ins[0] if n.target is torch.sym_float else call(_ON_TENSORS[n.target], *ins)
     for n, twin in twins.items():
@@ -237,7 +239,7 @@ def _float_sizes(ep: ExportedProgram) -> None:
     for n in reversed(floats):
         if n.users:
             _no_float_size(n)
-        ep.graph.erase_node(n)
+        gm.graph.erase_node(n)
 
 
 def _no_float_size(n: FxNode) -> NoReturn:
@@ -245,7 +247,7 @@ def _no_float_size(n: FxNode) -> NoReturn:
     fail("capture", f"node '{n.name}'", fact, "Compute it on a tensor: torch.scalar_tensor(size)")
 
 
-def _clamp_ends(ep: ExportedProgram, n: FxNode, symbols: Mapping[str, Dim]) -> None:
+def _clamp_ends(gm: GraphModule, n: FxNode, symbols: Mapping[str, Dim]) -> None:
     """`x[-5:]` or `x[:3]` of a tensor that may be shorter: write the end as max(size - 5, 0) or min(size, 3). Whoever
     traces the program again would otherwise ask whether it is, and keep the answer for the example."""
     x, *rest = n.args
@@ -260,24 +262,24 @@ def _clamp_ends(ep: ExportedProgram, n: FxNode, symbols: Mapping[str, Dim]) -> N
         inside = decide(whole + end, "ge", 0) if end < 0 else decide(whole, "ge", end)
         if inside:
             continue
-        with ep.graph.inserting_before(n):
-            length = _size(ep, torch.ops.aten.sym_size.int, x, dim)
+        with gm.graph.inserting_before(n):
+            length = _size(gm, torch.ops.aten.sym_size.int, x, dim)
             if end < 0:
-                n.update_arg(i, _size(ep, torch.sym_max, _size(ep, operator.add, length, end), 0))
+                n.update_arg(i, _size(gm, torch.sym_max, _size(gm, operator.add, length, end), 0))
             else:
-                n.update_arg(i, _size(ep, torch.sym_min, length, end))
+                n.update_arg(i, _size(gm, torch.sym_min, length, end))
 
 
-def _python_mod(ep: ExportedProgram, n: FxNode, symbols: Mapping[str, Dim]) -> None:
+def _python_mod(gm: GraphModule, n: FxNode, symbols: Mapping[str, Dim]) -> None:
     """ExecuTorch's remainder has the sign of the dividend, Python's that of the divisor: a % b as (a % b + b) % b."""
     a, b = n.args
     value = a.meta["val"] if isinstance(a, FxNode) else a
     if isinstance(value, (int, torch.SymInt)) and decide(to_dim(value, symbols), "ge", 0):
         return
     val = n.meta["val"]
-    with ep.graph.inserting_after(n):
-        moved = ep.graph.call_function(operator.add, (n, b))
-    with ep.graph.inserting_after(moved):
-        again = ep.graph.call_function(operator.mod, (moved, b))
+    with gm.graph.inserting_after(n):
+        moved = gm.graph.call_function(operator.add, (n, b))
+    with gm.graph.inserting_after(moved):
+        again = gm.graph.call_function(operator.mod, (moved, b))
     n.replace_all_uses_with(again, delete_user_cb=lambda user: user is not moved)
     moved.meta["val"], again.meta["val"] = val + (b.meta["val"] if isinstance(b, FxNode) else b), val

@@ -5,6 +5,7 @@ Printable, kept as JSON, drawn as a picture. Nothing here measures.
 
 from __future__ import annotations
 
+import math
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -83,7 +84,7 @@ class Table(msgspec.Struct, frozen=True):
     def plot(self, path: str | Path) -> Path:
         """A PNG: time against size for every implementation, with the splits as lines. Needs the extra `plot`.
 
-        Of two axes the first is drawn, a line for each value of the second.
+        Of two axes the first is drawn, or their product where the ranges are of that, a line for each value of the second.
         """
         if not self.measured:
             fail("dispatch", self.name, "was declared, not measured: there is nothing to draw", "Call tune() first")
@@ -101,22 +102,25 @@ class Table(msgspec.Struct, frozen=True):
 
     def _draw(self, plot: Any) -> None:
         (across, *other), names = list(self.axes), list(self.measured[0].times)
+        product = next((n for r in self.rows for n in r.ranges if n not in self.axes), None)
         styles = ("-", "--", ":", "-.")
         values = sorted({m.sizes[other[0]] for m in self.measured}) if other else [None]
         for i, name in enumerate(names):
             for k, value in enumerate(values):
                 points = sorted(
-                    (m.sizes[across], m.times[name])
+                    (math.prod(m.sizes.values()) if product else m.sizes[across], m.times[name])
                     for m in self.measured
                     if value is None or m.sizes[other[0]] == value
                 )
                 label = name if k == 0 else None
                 style = styles[k % len(styles)]
                 plot.plot(*zip(*points, strict=True), style, marker=".", color=f"C{i}", label=label)
-        for row in self.rows:
-            if (span := row.ranges.get(across)) is not None and span[1] < self.domain[across][1]:
-                plot.axvline(span[1], color="0.6", linewidth=1)
-        plot.set(xscale="log", yscale="log", xlabel=f"{across} = {self.axes[across]}", ylabel="microseconds")
+        column = product or across
+        spans = [row.ranges[column] for row in self.rows]
+        for at in sorted({hi for _, hi in spans} - {max(hi for _, hi in spans)}):
+            plot.axvline(at, color="0.6", linewidth=1)
+        about = column if product else f"{across} = {self.axes[across]}"
+        plot.set(xscale="log", yscale="log", xlabel=about, ylabel="microseconds")
         plot.set_title(f"{self.name} on {self.machine}", fontsize="small")
         plot.grid(alpha=0.3)
         plot.legend()

@@ -118,6 +118,43 @@ def test_only_the_branch_that_is_taken_is_planned() -> None:
     assert lowered.counters()[0]["built"] == 2 and lowered.counters()[0]["reused"] == 1
 
 
+class Written(nn.Module):
+    """Sizes that are written out before anything traces them again: ends past the tensor, remainders, floats."""
+
+    def __init__(self, choose: Any):
+        super().__init__()
+        self.choose = choose
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def small(x: torch.Tensor) -> torch.Tensor:
+            return x[-3:].sum(0) / x.shape[0] ** 0.5
+
+        def large(x: torch.Tensor) -> torch.Tensor:
+            return x[:9].sum(0) * (1.0 / x.shape[0]) + x.new_ones(-x.shape[0] % 4).sum() + int(1.5 * x.shape[0])
+
+        return torch.cond(self.choose(x), small, large, (x,))
+
+
+@pytest.mark.parametrize("by", ["sizes", "data"])
+@pytest.mark.parametrize("stock", [False, True], ids=["in one piece", "stock flow"])
+def test_sizes_are_written_out_in_branches(by: str, stock: bool) -> None:
+    """At every size of the range, also where a slice ends past the tensor."""
+    eager = Written({"sizes": lambda x: x.shape[0] <= 5, "data": lambda x: x.sum() > 0}[by])
+    parts = [keepdim.GgmlPartitioner()] if stock else None
+    check(keepdim.lower(eager, (torch.randn(7, 8),), dynamic_shapes=N(), partitioner=parts), eager, (2, 7, 8, *SIZES))
+
+
+def test_a_memory_format_in_a_branch() -> None:
+    """It changes no number, and what a branch gives is contiguous."""
+
+    class Last(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            last = lambda x: x.view(1, 2, 4, -1).contiguous(memory_format=torch.channels_last)  # noqa: E731
+            return torch.cond(x.sum() > 0, lambda x: last(x) + 1, lambda x: last(x) * 2, (x,))
+
+    check(keepdim.lower(Last(), (torch.randn(7, 8),), dynamic_shapes=N()), Last())
+
+
 def test_nan_of_the_other_branch_does_not_show(engine: str) -> None:
     class Nan(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -269,6 +306,48 @@ def test_weights_in_the_branch_of_another() -> None:
     check(lowered, d)
     assert {x.backend for x in pte.delegates(lowered.path)} == {"KeepdimGgml", "XnnpackBackend"}
     assert list(lowered.report.remaining) == ["cond"]
+
+
+class Summed(nn.Sequential):
+    """Layers, and then a sum that XNNPACK does not have."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).cumsum(1)
+
+
+def test_several_branches_of_another() -> None:
+    """One inside the other, over three dims: what XNNPACK wants stays whole in both, what it leaves is ours."""
+    a, b = nn.Linear(8, 8), nn.Linear(8, 8)
+    other = {"partitioner": XnnpackPartitioner()}
+    d = keepdim.dispatch(axes={"n": "input.shape[1]"}, domain={"n": (1, 40)}, name="d")
+    d.impl(nn.Sequential(a, nn.ReLU(), b), upto=5, name="one", **other).impl(a, upto=20, name="two")
+    d.impl(Summed(b, nn.ReLU(), a), name="three", **other).requires_grad_(False)
+    lowered = keepdim.lower(d, (torch.randn(3, 7, 8),), dynamic_shapes=(({1: Dim("n", min=1, max=40)},),))
+    for n in SIZES:
+        x = torch.randn(3, n, 8)
+        torch.testing.assert_close(lowered(x), d(x))
+    assert lowered.report.remaining == {"cond": "another backend serves a branch"}
+    assert lowered.report.delegates.count("XnnpackBackend") == 2
+
+
+def test_the_branch_of_another_that_is_none() -> None:
+    """Where the range leaves one implementation there is no branch, and the program's own engine serves it."""
+    eager = Act(partitioner=XnnpackPartitioner()).eval().requires_grad_(False)
+    shapes = ({1: Dim("s", min=513, max=2048)},)
+    lowered = keepdim.lower(eager, (torch.randn(2, 600, 16),), dynamic_shapes=shapes)
+    for s in (513, 2048, 600, 513):
+        x = torch.randn(2, s, 16)
+        torch.testing.assert_close(lowered(x), eager(x))
+    assert lowered.report.delegates == ["KeepdimGgml"] and not lowered.report.remaining
+
+
+@pytest.mark.parametrize("part", [lambda x: x[-7:], lambda x: x[:7]], ids=["last", "first"])
+def test_ends_past_the_tensor_in_the_branch_of_another(part: Any) -> None:
+    """A slice that holds less at small sizes, on both sides of a split, whoever serves them."""
+    d = keepdim.dispatch(axes={"n": "x.shape[0]"}, domain={"n": (1, 40)}, name="d")
+    d.impl(lambda x: part(x) * 2, upto=5, name="one")
+    d.impl(lambda x: part(x) + 1, name="two", partitioner=XnnpackPartitioner())
+    check(keepdim.lower(d, (torch.randn(8, 8),), dynamic_shapes=(N(),)), d)
 
 
 class Data(nn.Module):

@@ -65,7 +65,7 @@ SEES = {
     },
     "whole": {"contract", "dims", "ops", "passes", "quant", "frontend", "partition"},
     "trials": {"errors", "dims", "contract", "propagate"},
-    "rewrite": {"errors", "dims", "reading", "tracing"},
+    "rewrite": {"errors", "dims", "nodes", "reading", "tracing"},
     "tracing": set(),
     "capture": {
         *("errors", "dims", "contract", "reading", "signature"),

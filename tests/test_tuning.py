@@ -14,7 +14,9 @@ from torch.export import Dim, export
 
 import keepdim
 from keepdim.ranges import Dispatch, dispatch, implementations, tuning
-from keepdim.tables import Row, Table
+from keepdim.ranges.axes import Reader
+from keepdim.ranges.sizing import Problem, Sizer
+from keepdim.tables import Measured, Row, Table
 
 Cost = Callable[..., float]
 
@@ -148,6 +150,35 @@ def test_a_kept_table_is_for_these_settings_and_checked_again(cache: Any) -> Non
         tune([bad], good)
 
 
+def test_a_kept_table_is_for_this_way_to_run(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the ways have one name, stand in one line, or are one function with other settings."""
+    Clockwork(monkeypatch, CROSSING)
+
+    def through(module: torch.nn.Module, args: Any, dynamic_shapes: Any, tag: str) -> Any:
+        return left
+
+    ways = [functools.partial(through, tag="a"), functools.partial(through, tag="b")]
+    ways += [lambda *a, **k: through(*a, **k, tag="c"), lambda *a, **k: through(*a, **k, tag="d")]
+    for way in (*ways, *ways):
+        attention().impl(left).tune(1, examples=qkv(), through=way)
+    assert len(list(cache.glob("ranges-*.json"))) == 4
+
+
+@pytest.mark.parametrize("change", [(b'"right"', b'"other"'), (b"[1,", b"[2,"), (b'{"s":[', b'{"t":[')],
+                         ids=["another name", "a gap", "another axis"])  # fmt: skip
+def test_a_kept_table_that_does_not_fit_is_made_again(
+    change: tuple[bytes, bytes], cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clockwork(monkeypatch, CROSSING)
+    d = attention().impl(left).impl(right)
+    first = d.tune(20, examples=qkv())
+    (file,) = cache.glob("ranges-*.json")
+    head, rows = file.read_bytes().split(b'"rows"')
+    file.write_bytes(head + b'"rows"' + rows.replace(*change))
+    assert d.tune(20, examples=qkv()).rows == first.rows
+    assert Table.from_json(file.read_bytes()).rows == first.rows
+
+
 def test_noise_keeps_the_simpler_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """A difference below the noise is none; one implementation is then enough."""
     draw = torch.Generator().manual_seed(0)
@@ -253,6 +284,15 @@ def test_through_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen and all(set(r) == {"VR[1, 16]"} for r in seen)
 
 
+def test_through_who_lowers_it() -> None:
+    """An implementation that names a partitioner is measured as that lowers it."""
+    d, seen = attention(hi=16).impl(left).impl(right), []
+    problem = Problem(d.name, d.axes, Reader(d.name, d.axes, left, ""), [("left", left), ("right", right)], None, qkv(),
+                      [], {"right": "another"})  # fmt: skip
+    tuning._lowered(problem, Sizer(problem), lambda *args, **kwargs: seen.append(kwargs.get("partitioner")))
+    assert seen == [None, ["another"]]
+
+
 # ---------------------------------------------------------------- equivalence
 def cross(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return right(q, k, v) * 1.001
@@ -260,6 +300,22 @@ def cross(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def late(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return right(q, k, v) + (1 if q.shape[1] == 16 else 0)
+
+
+def between(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return right(q, k, v) + (1 if 5 <= q.shape[1] <= 7 else 0)
+
+
+def in_place(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return right(q.mul_(1), k, v)
+
+
+def failing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return right(q, k, v) if q.shape[1] < 16 else q @ v
+
+
+def number(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    return right(q, k, v), 3
 
 
 def double_precision(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -271,8 +327,12 @@ def transposed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
 
 
 WRONG = {
-    "values": (cross, "implementation 'cross': is not the reference at s = 1: result 0: Tensor-likes are not close"),
+    "values": (cross, "implementation 'cross': is not the reference at s = 1: result 0: "),
     "at one size": (late, "implementation 'late': is not the reference at s = 16"),
+    "between": (between, "implementation 'between': is not the reference at s = 6"),
+    "an input": (in_place, "implementation 'in_place': changes an input at s = 1. Let it work on a clone."),
+    "an error": (failing, "implementation 'failing': fails at s = 16 (RuntimeError: "),
+    "no tensor": (number, "implementation 'number': returns Tensor, int. Return tensors."),
     "dtype": (double_precision, "result 0 is torch.float64, not torch.float32"),
     "strides": (transposed, "result 0 has strides"),
 }
@@ -285,6 +345,35 @@ def test_a_wrong_implementation_is_refused_by_name(name: str) -> None:
         attention(hi=16).impl(left).impl(run).tune(2, examples=lambda s: qkv(s))
 
 
+@pytest.mark.parametrize("product", [False, True], ids=["a split", "a split of the product"])
+def test_both_sides_of_a_split_are_compared(product: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An implementation that is wrong where its range begins, and nowhere else."""
+    axes = {"s": "q.shape[1] == k.shape[1]", **({"b": "q.shape[0] == k.shape[0] == v.shape[0]"} if product else {})}
+    costs = {"left": lambda b, s, d: 1e-6 * (b if product else 1) * s, "right": lambda *_: 1e-4, "wrong": lambda *_: 1e-4}
+
+    def tune(other: Any) -> Table:
+        Clockwork(monkeypatch, costs)
+        d = dispatch(axes, {"s": (1, 500), "b": (1, 32)} if product else {"s": (1, 500)}, reference=left, name="d")
+        return d.impl(left).impl(other).tune(1, examples=qkv())
+
+    ((_, begin),) = [(r.implementation, lo) for r in tune(right).rows[1:] for lo, _ in r.ranges.values()]
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return right(q, k, v) + (1 if (q.shape[0] if product else 1) * q.shape[1] == begin else 0)
+
+    with refused(f"implementation 'wrong': is not the reference at s = {begin}"):
+        tune(wrong)
+
+
+@pytest.mark.parametrize("fill", [-torch.inf, -1e9, 1e9, torch.nan])
+def test_a_mask_does_not_hide_a_difference(fill: float) -> None:
+    """Values are rounded by others of their size; those of a mask, in every row, are not of it."""
+    mask = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    want = (torch.randn(8, 8) * 10).masked_fill(mask, fill)
+    for got, same in ((want + 1e-5, True), (want + 0.1, False), (want.masked_fill(mask, 0), False)):
+        assert bool(tuning._close(got, want).all()) == same
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_other_orders_of_sums_are_no_difference(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(20, 5, 8).to(dtype)[:, torch.arange(1024) % 5] / 16 for _ in range(3))
@@ -295,6 +384,10 @@ def test_nothing_is_compared_without_a_reference(monkeypatch: pytest.MonkeyPatch
     Clockwork(monkeypatch, {"left": lambda *_: 2e-6, "cross": lambda *_: 1e-6})
     table = attention(reference=None).impl(left).impl(cross).tune(2, examples=qkv())
     assert [r.implementation for r in table.rows] == ["cross"]
+    Clockwork(monkeypatch, {"number": lambda *_: 1e-6})  # nor need results be tensors, as those of the engine's splits
+    assert len(attention(reference=None).impl(number).tune(2, examples=qkv()).rows) == 1
+    with refused("implementation 'in_place': changes an input"):
+        attention(reference=None).impl(in_place).tune(2, examples=qkv())
 
 
 def test_what_cannot_be_tuned() -> None:
@@ -310,7 +403,7 @@ def test_what_cannot_be_tuned() -> None:
 
 # ---------------------------------------------------------------- tables
 def test_tables_print_and_draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    pytest.importorskip("matplotlib")
+    Figure = pytest.importorskip("matplotlib.figure").Figure
     Clockwork(monkeypatch, CROSSING)
     table = attention().impl(left).impl(right).tune(20, examples=qkv())
     assert Table.from_json(table.to_json()) == table
@@ -319,6 +412,12 @@ def test_tables_print_and_draw(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     assert lines[-1].startswith("noise 0.5%; ") and "torch 2." in lines[-1]
     picture = table.plot(tmp_path / "table.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 5000
+    rows = [Row({"s*b": (1, 64)}, "left"), Row({"s*b": (65, 2048)}, "right")]
+    measured = [Measured({"s": s, "b": b}, {"left": 1.0, "right": 2.0}) for s in (1, 64) for b in (1, 32)]
+    flat = Table("f", {"s": "x.shape[0]", "b": "x.shape[1]"}, {"s": (1, 64), "b": (1, 32)}, rows, measured)
+    flat._draw(plot := Figure().add_subplot())
+    assert plot.get_xlabel() == "s*b" and [list(p.get_xdata()) for p in plot.lines] == [
+        *([[1, 64], [32, 2048]] * 2), [64, 64]]  # fmt: skip
     declared = Table("f", {"s": "x.shape[0]"}, {"s": (1, 9)}, [Row({"s": (1, 9)}, "f")])
     with refused("[dispatch] f: was declared, not measured"):
         declared.plot(tmp_path / "none.png")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -30,6 +30,7 @@ class Problem:
     reference: Callable[..., Any] | None
     examples: Any
     boxes: Sequence[Box]  # declared ranges, whose ends are compared too
+    partitioners: Mapping[str, Any] = field(default_factory=dict)  # of candidates that name one, by their names
 
     @property
     def domain(self) -> Box:

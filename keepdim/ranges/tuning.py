@@ -1,7 +1,8 @@
 """Measures which implementation is best at which sizes, and makes the simplest table that says so.
 
-First every implementation is compared with the reference. Then times are taken on a coarse grid, and lines are added
-to it where the winner changes. A table with one more range has to save more than the noise.
+First every implementation is compared with the reference on a coarse grid. Then times are taken there, and lines are
+added where the winner changes. A table with one more range has to save more than the noise. Both sides of the splits
+that were found are compared at last.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy
@@ -23,14 +26,15 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..cache import folder
-from ..errors import KeepdimError, fail
+from ..errors import KeepdimError, fail, told
 from ..progress import Progress
 from ..tables import Measured, Row, Table, machine, versions
 from .axes import Axis
-from .boxes import edges
+from .boxes import Box, edges, without
 from .sizing import Problem, Sizer, Sizes
 
 log = logging.getLogger("keepdim")
+APART = 1e3  # times: values this far from each other, such as those of a mask, are rounded by other sums
 GRID = {1: 9, 2: 5}  # lines an axis at first, by the number of axes
 CLOSE = {1: 1.03, 2: 1.2}  # two lines this near to each other are not parted further
 WORTH = 0.05  # what one more range has to save: the sum, over the sizes measured, of log(time / best) above the noise
@@ -49,20 +53,35 @@ def tuned(problem: Problem, budget_ms: float, again: bool, through: Callable[...
         fail("tune", problem.name, f"has a budget of {budget_ms} ms")
     sizer = Sizer(problem)
     path = folder() / f"ranges-{_key(problem, sizer, through)}.json"
-    compare(problem, sizer)  # also where the table is kept: weights, and what a function calls, are not in its key
-    if path.exists() and not again:
+    first = _points(problem, sizer)
+    compare(problem, sizer, first)  # also where the table is kept: weights, and what a function calls, are not in its key
+    table = None if again else _kept(path, problem)
+    new = table is None
+    if table is None:
+        table = _measured(problem, sizer, budget_ms / 1e3, through, progress or _bar())
+    compare(problem, sizer, [p for p in _borders(problem, sizer, table) if p not in first])
+    if new:
         try:
-            table = Table.from_json(path.read_bytes())
-            return _columns(problem, table), table
-        except KeepdimError as e:
-            log.warning("the kept table is not used: %s", e)
-    table = _measured(problem, sizer, budget_ms / 1e3, through, progress or _bar())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(table.to_json())
-    except OSError as e:
-        log.warning("the table is not kept: %s", e)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(table.to_json())
+        except OSError as e:
+            log.warning("the table is not kept: %s", e)
     return _columns(problem, table), table
+
+
+def _kept(path: Path, problem: Problem) -> Table | None:
+    """The table of a file; None where there is none, or one that does not serve these implementations."""
+    if not path.exists():
+        return None
+    try:
+        table = Table.from_json(path.read_bytes())
+        unknown = {r.implementation for r in table.rows} - {n for n, _ in problem.candidates}
+        if unknown or without(tuple(a.range for a in _columns(problem, table)), _tiles(problem, table)):
+            fail("tune", problem.name, f"{path} does not say who serves which sizes", "It is measured anew")
+    except (KeepdimError, OSError, KeyError) as e:
+        log.warning("the kept table is not used: %s", e)
+        return None
+    return table
 
 
 def _bar() -> Callable[[float], None]:
@@ -75,8 +94,10 @@ def _key(problem: Problem, sizer: Sizer, through: Any) -> str:
     middle = sizer.at(sizer.nearest(tuple(round(math.sqrt(max(lo, 1) * hi)) for lo, hi in problem.domain)))
     shapes = [f"{list(x.shape)} {x.dtype} {x.device}" if isinstance(x, torch.Tensor) else repr(x)
               for x in pytree.tree_leaves(middle)]  # fmt: skip
-    parts = [problem.name, str(problem.axes), machine(), str(versions()), getattr(through, "__name__", str(through)),
-             *shapes, *(f"{n} {_code(run)}" for n, run in problem.candidates), _code(problem.reference)]  # fmt: skip
+    who = [f"{n} {type(p).__module__}.{type(p).__qualname__} {_plain(vars(p))}"
+           for n, p in problem.partitioners.items()]  # fmt: skip
+    parts = [problem.name, str(problem.axes), machine(), str(versions()), _code(through), *shapes, *who,
+             *(f"{n} {_code(run)}" for n, run in problem.candidates), _code(problem.reference)]  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -89,10 +110,20 @@ def _code(run: Any) -> str:
             settings = {f"{path}.{k}": v for path, m in run.named_modules() for k, v in vars(m).items()}
             return f"{inspect.getsource(type(run))} {_plain(settings)}"
         closed = inspect.getclosurevars(run).nonlocals if inspect.isfunction(run) else {}
-        return f"{inspect.getsource(run)} {_plain(closed)}"
+        return f"{inspect.getsource(run)} {_compiled(run)} {_plain(closed)}"
     except (OSError, TypeError, ValueError):  # built in, or typed into a prompt
-        code = getattr(run, "__code__", None)
-        return repr(code.co_code + repr(code.co_consts).encode()) if code else str(getattr(run, "__name__", run))
+        return _compiled(run) or str(getattr(run, "__name__", run))
+
+
+def _compiled(run: Any) -> str:
+    """The code of a function: of two lambdas in one line the source is the same."""
+
+    def show(code: CodeType) -> str:
+        constants = [show(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+        return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+    code = getattr(run, "__code__", None)
+    return show(code) if isinstance(code, CodeType) else ""
 
 
 def _plain(values: Mapping[Any, Any]) -> str:
@@ -102,7 +133,12 @@ def _plain(values: Mapping[Any, Any]) -> str:
 
 def _columns(problem: Problem, table: Table) -> tuple[Axis, ...]:
     names = [a.name for a in problem.axes]
-    return problem.axes if set(table.rows[0].ranges) == set(names) else (product_axis(problem.axes),)
+    whole = len(names) == 1 or any(n in r.ranges for r in table.rows for n in names)
+    return problem.axes if whole else (product_axis(problem.axes),)
+
+
+def _tiles(problem: Problem, table: Table) -> list[Box]:
+    return [tuple(r.ranges[a.name] for a in _columns(problem, table)) for r in table.rows]
 
 
 def product_axis(axes: Sequence[Axis]) -> Axis:
@@ -113,26 +149,69 @@ def product_axis(axes: Sequence[Axis]) -> Axis:
 
 
 # ---------------------------------------------------------------- equivalence
-def compare(problem: Problem, sizer: Sizer) -> None:
-    """Refuse an implementation that is not the reference: at both ends of every range, and between them."""
-    if problem.reference is None:
-        return
+def _points(problem: Problem, sizer: Sizer) -> list[Sizes]:
+    """Where implementations are compared before any time is taken: the grid, and the ends and middle of every range."""
+    grid = itertools.product(*(_grid(problem, sizer, i) for i in range(len(problem.axes))))
     middle = [tuple(round(math.sqrt(max(lo, 1) * hi)) for lo, hi in box) for box in (*problem.boxes, problem.domain)]
-    points = [*edges(problem.axes, [*problem.boxes, problem.domain]), *middle]
-    for sizes in dict.fromkeys(map(sizer.nearest, points)):
+    points = [*edges(problem.axes, [*problem.boxes, problem.domain]), *middle, *grid]
+    return list(dict.fromkeys(map(sizer.nearest, points)))
+
+
+def _borders(problem: Problem, sizer: Sizer, table: Table) -> list[Sizes]:
+    """Both sides of every split of a table."""
+    tiles = _tiles(problem, table)
+    if _columns(problem, table) == problem.axes:
+        points = edges(problem.axes, tiles)
+    else:  # of the two sizes of a product the first is as large as can be
+        a, b = problem.axes
+        points = []
+        for ((lo, hi),) in tiles:
+            for n, add in ((lo, 1), (hi, 0)):  # at or above the lower end, at or below the upper one
+                x = max(1, min(a.hi, n // max(b.lo, 1)))
+                points.append((x, max(b.lo, min(b.hi, (n + add * (x - 1)) // x))))
+    return list(dict.fromkeys(map(sizer.nearest, points)))
+
+
+def compare(problem: Problem, sizer: Sizer, points: Sequence[Sizes]) -> None:
+    """Refuse an implementation that is not the reference, if there is one, or that cannot be served."""
+    for sizes in points:
         args = sizer.at(sizes)
-        with torch.no_grad():
-            want = pytree.tree_flatten(problem.reference(*_copies(args)))
-            for name, run in problem.candidates:
-                got = pytree.tree_flatten(run(*_copies(args)))
-                why = _difference(got, want)
-                if why:
-                    at = ", ".join(f"{a.name} = {n}" for a, n in zip(problem.axes, sizes, strict=True))
-                    fail("tune", f"{problem.name}, implementation {name!r}", f"is not the reference at {at}: {why}")
+        at = ", ".join(f"{a.name} = {n}" for a, n in zip(problem.axes, sizes, strict=True))
+        want = None
+        if problem.reference is not None:
+            where = f"{problem.name}, reference"
+            want = _tensors(where, _run(where, problem.reference, args, at))
+        for name, run in problem.candidates:
+            where = f"{problem.name}, implementation {name!r}"
+            got = _run(where, run, args, at)
+            if want is not None and (why := _difference(_tensors(where, got), want)) is not None:
+                fail("tune", where, f"is not the reference at {at}: {why}")
 
 
-def _copies(args: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.clone, args)
+def _run(where: str, run: Callable[..., Any], args: Any, at: str) -> Any:
+    """One call, which leaves its arguments as they are."""
+    with torch.inference_mode(False), torch.no_grad():  # in inference nobody counts changes
+        mine = pytree.tree_map_only(torch.Tensor, torch.clone, args)
+        inputs = [x for x in pytree.tree_leaves(mine) if isinstance(x, torch.Tensor)]
+        before = [x._version for x in inputs]
+        try:
+            out = run(*mine)
+        except KeepdimError:
+            raise
+        except Exception as e:  # whatever the function itself or an op inside it raises
+            fail("tune", where, f"fails at {at} ({told(e)})", cause=e)
+    if [x._version for x in inputs] != before:
+        fail("tune", where, f"changes an input at {at}", "Let it work on a clone")
+    return out
+
+
+def _tensors(where: str, out: Any) -> tuple[list[torch.Tensor], Any]:
+    """The results of a call, and their form."""
+    values, spec = pytree.tree_flatten(out)
+    if not values or not all(isinstance(v, torch.Tensor) for v in values):
+        kinds = ", ".join(type(v).__name__ for v in values) or "nothing"
+        fail("tune", where, f"returns {kinds}", "Return tensors")
+    return values, spec
 
 
 def _difference(got: Any, want: Any) -> str | None:
@@ -146,14 +225,38 @@ def _difference(got: Any, want: Any) -> str | None:
             return f"result {i} is {list(a.shape)}, not {list(b.shape)}"
         if any(n > 1 and p != q for n, p, q in zip(a.shape, a.stride(), b.stride(), strict=True)):
             return f"result {i} has strides {list(a.stride())}, not {list(b.stride())}"
-        try:
-            # A sum is rounded by its terms and their number, not by its result: the absolute part is for the largest.
-            rtol, atol = torch.testing._comparison.get_tolerances(a, b, rtol=None, atol=None)
-            scale = max(1.0, float(b.abs().max())) if b.numel() and b.is_floating_point() else 1.0
-            torch.testing.assert_close(a, b, rtol=rtol, atol=max(10 * atol, rtol) * scale, equal_nan=True)
-        except AssertionError as e:
-            return f"result {i}: " + " ".join(str(e).split())
+        wrong = ~_close(a, b)
+        if wrong.any():
+            first = tuple(wrong.nonzero()[0].tolist())
+            return (f"result {i}: {int(wrong.sum())} of {b.numel()} values differ, the first at {list(first)}: "
+                    f"{a[first].item():.6g}, not {b[first].item():.6g}")  # fmt: skip
     return None
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where two results are equal within torch's tolerances. A sum is rounded by its terms and their number, not by its
+    result: the absolute part is for the largest value that is not APART."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    if not (b.is_floating_point() or b.is_complex()):
+        return same
+    rtol, atol = torch.testing._comparison.get_tolerances(a, b, rtol=None, atol=None)
+    wide = torch.promote_types(b.dtype, torch.float64)
+    size, off = b.to(wide).abs(), (a.to(wide) - b.to(wide)).abs()
+    allowed = rtol * size + max(10 * atol, rtol) * _scale(size)
+    return same | (size.isfinite() & (off <= allowed))
+
+
+def _scale(size: torch.Tensor) -> torch.Tensor:
+    """For each value the largest that is not APART from it, with those between; at least 1.
+
+    >>> _scale(torch.tensor([0.0, 2.0, 500.0, 1e9, torch.inf]))
+    tensor([5.0000e+02, 5.0000e+02, 5.0000e+02, 1.0000e+09, 1.0000e+09])
+    """
+    known = size[size.isfinite() & (size > 0)].sort().values
+    if not known.numel():
+        return torch.ones_like(size)
+    tops = torch.cat([known[:-1][known[1:] > APART * known[:-1]], known[-1:]])
+    return tops[torch.searchsorted(tops, size).clamp(max=len(tops) - 1)].clamp(min=1)
 
 
 # ---------------------------------------------------------------- times
@@ -228,7 +331,8 @@ def _lowered(problem: Problem, sizer: Sizer, through: Callable[..., Any] | None)
     lowest = sizer.nearest(tuple(max(lo, 2) for lo, _ in problem.domain))
     highest = sizer.nearest(tuple(hi for _, hi in problem.domain))
     shapes, args = sizer.dynamic_shapes(lowest, highest), sizer.at(lowest)
-    return [through(_Alone(run), args, dynamic_shapes=(shapes,)) for _, run in problem.candidates]
+    named = {n: {"partitioner": [p]} for n, p in problem.partitioners.items()}
+    return [through(_Alone(run), args, dynamic_shapes=(shapes,), **named.get(n, {})) for n, run in problem.candidates]
 
 
 class _Alone(torch.nn.Module):
