@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from torch.export import Dim, export
 
 import keepdim
 from keepdim.ranges import Dispatch, dispatch, implementations, tuning
-from keepdim.ranges.axes import Reader
-from keepdim.ranges.sizing import Problem, Sizer
 from keepdim.tables import Measured, Row, Table
 
 Cost = Callable[..., float]
@@ -284,13 +283,18 @@ def test_through_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen and all(set(r) == {"VR[1, 16]"} for r in seen)
 
 
-def test_through_who_lowers_it() -> None:
+def test_through_who_lowers_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """An implementation that names a partitioner is measured as that lowers it."""
-    d, seen = attention(hi=16).impl(left).impl(right), []
-    problem = Problem(d.name, d.axes, Reader(d.name, d.axes, left, ""), [("left", left), ("right", right)], None, qkv(),
-                      [], {"right": "another"})  # fmt: skip
-    tuning._lowered(problem, Sizer(problem), lambda *args, **kwargs: seen.append(kwargs.get("partitioner")))
-    assert seen == [None, ["another"]]
+    seen, other = [], XnnpackPartitioner()
+
+    def through(module: torch.nn.Module, args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs.get("partitioner"))
+        return module
+
+    monkeypatch.setattr(tuning, "ROUNDS", 1)
+    monkeypatch.setattr(tuning, "NOISY", math.inf)
+    attention(hi=16).impl(left).impl(right, partitioner=other).tune(1, examples=qkv(), through=through)
+    assert seen == [None, [other]]
 
 
 # ---------------------------------------------------------------- equivalence

@@ -540,8 +540,9 @@ class Dispatch(torch.nn.Module):
         if given is None:
             fail("tune", self.name, "has no example arguments", "Give some, here or to dispatch(examples=)")
         candidates = [(i.name, i.run) for i in self.implementations]
+        partitioners = {i.name: i.partitioner for i in self.implementations if i.partitioner is not None}
         problem = Problem(self.name, self.axes, self._read, candidates, self.reference, given,
-                          [] if self._product else [box for box, _ in self._tiles])  # fmt: skip
+                          [] if self._product else [box for box, _ in self._tiles], partitioners)  # fmt: skip
         columns, table = tuned(problem, budget_ms, again, through, progress)
         names = [n for n, _ in candidates]
         tiles = [(tuple(r.ranges[a.name] for a in columns), names.index(r.implementation)) for r in table.rows]
