@@ -173,7 +173,8 @@ class BranchPartitioner(Partitioner):
         weights = {n for gm in graph_modules(ep.graph_module) for n in owned.weights(gm)}
 
         def kept(n: FxNode) -> bool:
-            ops, keeps = asked.get(mark_of(n), ((), None))
+            mark = mark_of(n)
+            ops, keeps = asked[mark] if mark is not None and mark in asked else ((), None)
             tensors = [x for x in n.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor) and x not in weights]
             return n.target in ops and len(tensors) <= 1 and (keeps is None or keeps(n))
 
@@ -183,8 +184,8 @@ class BranchPartitioner(Partitioner):
         """The tags that they give to the nodes of their branches."""
         tags: dict[str, DelegationSpec] = {}
         for i, gm in enumerate(graph_modules(exported_program.graph_module)):
-            marks = {mark_of(n) for n in gm.graph.nodes} if gm is not exported_program.graph_module else set()
-            for mark in sorted(marks & self.named.keys()):
+            inside = [] if gm is exported_program.graph_module else gm.graph.nodes
+            for mark in sorted({m for n in inside if (m := mark_of(n)) in self.named and m is not None}):
                 alone, copies = _as_program(gm, exported_program)
                 result = self.named[mark].partition(alone)
                 for n, copy in copies.items():

@@ -84,7 +84,8 @@ class Table(msgspec.Struct, frozen=True):
     def plot(self, path: str | Path) -> Path:
         """A PNG: time against size for every implementation, with the splits as lines. Needs the extra `plot`.
 
-        Of two axes the first is drawn, or their product where the ranges are of that, a line for each value of the second.
+        Of two axes the first is drawn, or their product where the ranges are of that,
+        a line for each value of the second.
         """
         if not self.measured:
             fail("dispatch", self.name, "was declared, not measured: there is nothing to draw", "Call tune() first")

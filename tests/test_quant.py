@@ -29,8 +29,8 @@ ROWS = (1, 2, 7, 8, 9, *sorted({m for v in FEW.values() if v < 100 for m in (v, 
 
 def slack(dtype: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """How far x @ w.T may be off, for each element. Few rows of x become whole numbers of 8 bits: each is off by up to
-    half a step of the largest in its block, and ggml's scales are halves. Many rows become 16 bits, or stay as they are;
-    beside halves they always do."""
+    half a step of the largest in its block, and ggml's scales are halves. Many rows become 16 bits, or stay so,
+    which beside halves they always do."""
     every = F.linear(x.abs(), w.abs())
     if dtype in HALVES:
         return 2e-6 * every

@@ -353,7 +353,8 @@ def test_a_wrong_implementation_is_refused_by_name(name: str) -> None:
 def test_both_sides_of_a_split_are_compared(product: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An implementation that is wrong where its range begins, and nowhere else."""
     axes = {"s": "q.shape[1] == k.shape[1]", **({"b": "q.shape[0] == k.shape[0] == v.shape[0]"} if product else {})}
-    costs = {"left": lambda b, s, d: 1e-6 * (b if product else 1) * s, "right": lambda *_: 1e-4, "wrong": lambda *_: 1e-4}
+    costs = {"left": lambda b, s, d: 1e-6 * (b if product else 1) * s}
+    costs |= dict.fromkeys(("right", "wrong"), lambda *_: 1e-4)
 
     def tune(other: Any) -> Table:
         Clockwork(monkeypatch, costs)

@@ -51,7 +51,8 @@ def binary(first: str = "self", second: str = "other") -> Lower:
         alpha = a.number("alpha") if a.has("alpha") else None
         if alpha is not None and not _one(alpha):
             whole = y if isinstance(y, int) else full(b, y, out.dtype)
-            y = b.emit("mul", [cast(b, whole, out.dtype)], Shape(out.dtype, b.shape(whole).dims), other=rounded(alpha, out.dtype))
+            factor = rounded(alpha, out.dtype)
+            y = b.emit("mul", [cast(b, whole, out.dtype)], Shape(out.dtype, b.shape(whole).dims), other=factor)
         return pair(b, name, x, y, out, out.dtype)
 
     return lower
@@ -109,7 +110,8 @@ def _isinf(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _rsub(b: Sink, name: str, a: Args, out: Shape) -> int:
-    x, y, alpha = broadcast(b, a.tensor("self"), out), a.number("other"), a.number("alpha")
+    x, alpha = broadcast(b, a.tensor("self"), out), a.number("alpha")
+    y = operand(a, "other")
     if alpha is not None and not _one(alpha):
         raise Unsupported(f"alpha = {alpha} is not handled")
     return b.emit("add", [b.emit("neg", [x], out)], out, other=rounded(y, out.dtype))

@@ -54,7 +54,7 @@ def tuned(problem: Problem, budget_ms: float, again: bool, through: Callable[...
     sizer = Sizer(problem)
     path = folder() / f"ranges-{_key(problem, sizer, through)}.json"
     first = _points(problem, sizer)
-    compare(problem, sizer, first)  # also where the table is kept: weights, and what a function calls, are not in its key
+    compare(problem, sizer, first)  # also where the table is kept: weights and functions called are not in its key
     table = None if again else _kept(path, problem)
     new = table is None
     if table is None:
