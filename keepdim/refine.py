@@ -187,6 +187,8 @@ class Hlo:
             return None
         with self.reporting(name):
             text = string_of(found[name])
+        if not isinstance(text, str):
+            fail("refine", name, f"is no text ({text})", "Take the attribute off the module")
         del found[name]
         return text
 
@@ -311,10 +313,17 @@ class Hlo:
                 if "?" in text and (wanted := ir.Type.parse(text)) != arg.type:
                     arg.set_type(wanted)
                     left[i] = str(wanted)
-            end = list(main.entry_block.operations)[-1]
-            ins, outs = [a.type for a in main.entry_block.arguments], [v.type for v in end.operands]
-            main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(ins, outs))
+            self.set_type()
         return left
+
+    def set_type(self) -> None:
+        """The type of main anew, from its arguments and what it returns."""
+        from jaxlib.mlir import ir
+
+        main = self.main
+        end = list(main.entry_block.operations)[-1]
+        ins, outs = [a.type for a in main.entry_block.arguments], [v.type for v in end.operands]
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(ins, outs))
 
     def type(self, text: str) -> Type:
         """A tensor type from its text."""
@@ -339,7 +348,7 @@ def _hash(data: bytes) -> bytes:
 
 def _check_seal(data: bytes, subject: str) -> None:
     """Artifacts of others have none."""
-    for found in re.finditer(UNSEALED[:-64] + rb"([0-9a-f]{64})", data):
+    for found in re.finditer(UNSEALED[:-64] + rb"(.{64})", data, re.S):
         if _hash(data.replace(found[0], UNSEALED)) != found[1]:
             fail("refine", subject, "is damaged: its checksum is another one", "Write it again")
 

@@ -6,9 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hlo_models import MODELS, TEXT, AddOne, FeedForward, dim
+import torch.utils._pytree as pytree
+from hlo_models import BY_DATA, MODELS, TEXT, AddOne, FeedForward, dim
 from torch import nn
 
 import keepdim
@@ -56,6 +58,76 @@ def test_saved_and_loaded_without_the_source(model: nn.Module, bounds: bool, tmp
         refined.save(tmp_path / "static.mlirbc")
         x = torch.randn(1, 16, 32)
         close(keepdim.load_stablehlo(tmp_path / "static.mlirbc")(x), model(x))
+
+
+@pytest.mark.parametrize("bounds", [False, True], ids=["dynamic", "bounded"])
+@pytest.mark.parametrize("name", MODELS | BY_DATA)
+def test_every_model_is_saved(name: str, bounds: bool, tmp_path: Path) -> None:
+    """Sizes that data decides too: loaded, it is the same program, right at both ends."""
+    m = (MODELS | BY_DATA)[name]
+    eager = m.make().eval().requires_grad_(False)
+    first = keepdim.to_stablehlo(eager, m.args(m.example), dynamic_shapes=m.shapes, bounds=bounds)
+    first.save(tmp_path / "m.mlirbc")
+    second = keepdim.load_stablehlo(tmp_path / "m.mlirbc")
+    assert (second.contract, second.inner) == (first.contract, first.inner)
+    for n in (m.sizes[0], m.sizes[-1], m.sizes[0]):
+        args = m.args(n)
+        for got, want in zip(pytree.tree_leaves(second(*args)), pytree.tree_leaves(eager(*args)), strict=True):
+            close(got, want)
+
+
+class Kinds(nn.Module):
+    """Weights of several dtypes, two of them of the same bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.randn(8).bfloat16())
+        self.register_buffer("kept", torch.randn(8) > 0)
+        self.register_buffer("flat", torch.zeros(8))
+        self.register_buffer("square", torch.zeros(2, 4))
+        self.register_buffer("whole", torch.zeros(8, dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = torch.where(self.kept, x, -x) + self.flat
+        return y * self.whole, y.view(-1, 2, 4) + self.square, torch.where(x > 0, self.scale, -self.scale)
+
+
+@pytest.mark.parametrize("bounds", [False, True], ids=["dynamic", "bounded"])
+@pytest.mark.parametrize("make", [FeedForward, Kinds])
+def test_weights_inside(make: Any, bounds: bool, tmp_path: Path) -> None:
+    """One file has all; what is loaded takes no weights, and is refined and saved again as any other."""
+    eager, width = make().eval().requires_grad_(False), 32 if make is FeedForward else 8
+    example, path = (torch.randn(3, width),), tmp_path / "m.mlirbc"
+    keepdim.to_stablehlo(eager, example, dynamic_shapes=({0: dim("n", 64)},), bounds=bounds).save(path, inside=True)
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["m.mlirbc"]
+    program = keepdim.load_stablehlo(path)
+    programs = [program] if bounds else [program, program.refine(n=9)]
+    for p in programs:
+        for n in (1, 9, 64, 1) if p is program else (9,):
+            x = torch.randn(n, width)
+            for got, want in zip(pytree.tree_leaves(p(x)), pytree.tree_leaves(eager(x)), strict=True):
+                close(got, want)
+
+
+OTHERS = {
+    "values": (lambda w: w + 1, "has other values"),
+    "shape": (lambda w: w.T.copy(), r"is float32\[64, 32\], not f32\[32, 64\]"),
+    "dtype": (lambda w: w.astype(np.float64), r"is float64\[32, 64\], not f32"),
+    "texts": (lambda w: np.array(["a"]), r"is <U1\[1\], not f32"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_weights_beside_it_are_refused(case: str, model: nn.Module, tmp_path: Path) -> None:
+    """By shape, dtype and hash, before anything is run with them."""
+    made(model).save(tmp_path / "m.mlirbc")
+    beside = tmp_path / "m.mlirbc.npz"
+    weights = dict(np.load(beside))
+    name = next(k for k, w in weights.items() if w.shape == (32, 64))
+    change, why = OTHERS[case]
+    np.savez(beside, **{**weights, name: change(weights[name])})
+    with pytest.raises(keepdim.KeepdimError, match=rf"m\.mlirbc\.npz: has not the weights .*{why}"):
+        keepdim.load_stablehlo(tmp_path / "m.mlirbc")
 
 
 def test_halves_are_kept_bit_for_bit(tmp_path: Path) -> None:

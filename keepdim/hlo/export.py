@@ -18,7 +18,7 @@ from torch.export.graph_signature import OutputKind
 
 from .. import frontend, passes
 from ..capture import Captured, capture
-from ..contract import BLOCKS, Contract, Spec, Symbol
+from ..contract import BLOCKS, Contract, Source, Spec, Symbol
 from ..dims import CMPS, Dim
 from ..errors import fail
 from ..lowering import open_sizes
@@ -207,11 +207,16 @@ def _contract(program: Program, signature: Signature) -> Contract:
     symbols: integers that travel as tensors have others."""
     known = {s.name for s in program.contract.symbols}
     held = [c for c in signature.contract.constraints if c.lhs.symbols() | c.rhs.symbols() <= known]
-    return replace(program.contract, constraints=tuple(held), outputs=program.contract.outputs[: _shown(program)])
-
-
-def _shown(program: Program) -> int:
-    return len(program.contract.outputs) - sum("symbol" in n.attrs for n in program.walk())
+    counts = [n.attrs["symbol"] for n in program.walk() if "symbol" in n.attrs]
+    shown = len(program.contract.outputs) - len(counts)
+    outputs = program.contract.outputs[:shown]
+    made = {a.name: a for o in outputs for d in o.dims for a in d.syms()}
+    data = [
+        Symbol(name, made[name].lo, made[name].hi, Source("item", shown + k, 0, Dim.const(1), Dim.const(0)))
+        for k, name in enumerate(counts)
+        if name in made
+    ]
+    return replace(program.contract, constraints=tuple(held), outputs=outputs, data=tuple(data))
 
 
 def _stored(v: Value) -> str:

@@ -1,8 +1,7 @@
-"""What a user holds: a StableHLO program with its contract. Refine it, run it, save it."""
+"""What a user holds: a StableHLO program with its contract. Refine it and run it; `file` saves it."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +15,12 @@ import torch.utils._pytree as pytree
 from msgspec.structs import replace
 
 from .. import _native
-from ..contract import DTYPE_OF, Constraint, Contract, Place, Source, Spec, Symbol, solve
+from ..contract import DTYPE_OF, Constraint, Contract, Spec, Symbol
 from ..dims import Dim, decide, range_text
 from ..errors import KeepdimError, fail
-from ..mlir import DYNAMIC, Type
+from ..mlir import Type
 from ..refine import ASSERTION, Hlo
-from ..signature import Signature, Transport
+from ..signature import Signature
 from . import bounded
 from .xla import Executables, upload
 
@@ -29,8 +28,6 @@ ELEMENTS = {
     "f32": "f32", "f16": "f16", "bf16": "bf16", "f64": "f64", "i8": "i8", "u8": "ui8", "i16": "i16", "i32": "i32",
     "i64": "i64", "bool": "i1",
 }  # fmt: skip
-DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}
-CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.program"
 STATES = "Give what new_states() or the call before gave"
 PART = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
 FULL = (*PART, "check-shape-assertions", "cse")
@@ -48,12 +45,6 @@ class Argument(msgspec.Struct, frozen=True):
     kind: str
     name: str  # a weight's and a state's is its key
     dtype: str
-
-
-class _About(msgspec.Struct):
-    arguments: list[Argument]
-    results: list[Argument]
-    bounded: bool
 
 
 class StableHLOProgram:
@@ -265,92 +256,11 @@ class StableHLOProgram:
         return (result, *changed) if self.states else result
 
     # -- files
-    def save(self, path: str | Path) -> None:
-        """A portable artifact that any StableHLO tool reads; weights stand beside it, in `path + '.npz'`."""
-        hlo = Hlo.parse(self.text)
-        hlo.set_attribute(CONTRACT, self.inner.to_json().decode())
-        hlo.set_attribute(SIGNATURE, self.signature.to_json())
-        about = _About(self.arguments, self.results, self.bounded)
-        hlo.set_attribute(ABOUT, msgspec.json.encode(about).decode())
-        try:
-            Path(path).write_bytes(hlo.artifact())
-            if self.weights:
-                np.savez(_beside(path), **{k: _raw(w) for k, w in self.weights.items()})
-        except OSError as e:
-            fail("save", str(path), f"cannot be written ({e.strerror})", cause=e)
+    def save(self, path: str | Path, inside: bool = False) -> None:
+        """A portable artifact that any StableHLO tool reads; weights stand beside it, in `path + '.npz'`, or inside."""
+        from .file import save
 
-
-def _beside(path: str | Path) -> Path:
-    return Path(f"{path}.npz")
-
-
-def _raw(w: torch.Tensor) -> Any:
-    """Bits as numpy has them: a half of torch's own kind as i16."""
-    w = w.detach().contiguous()
-    return (w.view(torch.int16) if w.dtype == torch.bfloat16 else w).numpy()
-
-
-def load_stablehlo(path: str | Path) -> StableHLOProgram:
-    """What `save` wrote; or any StableHLO text or artifact, of which every `?` becomes a symbol."""
-    return from_hlo(Hlo.load(path), path)
-
-
-def from_hlo(hlo: Hlo, path: str | Path) -> StableHLOProgram:
-    """A program of a module, with weights beside the path where it has some."""
-    text = hlo.take_attribute(ABOUT)
-    if text is None:
-        return _foreign(hlo)
-    try:
-        about = msgspec.json.decode(text, type=_About)
-    except msgspec.MsgspecError as e:
-        fail("load", str(path), f"its {ABOUT} cannot be read ({e})", cause=e)
-    contract = Contract.from_json(hlo.take_attribute(CONTRACT) or "")
-    signature = Signature.from_json(hlo.take_attribute(SIGNATURE) or "")
-    weights = _read_weights(path, about.arguments) if any(a.kind == "const" for a in about.arguments) else {}
-    hlo = bounded.inner(hlo) if about.bounded else hlo
-    return StableHLOProgram(hlo, signature, contract, about.arguments, about.results, weights, about.bounded)
-
-
-def _read_weights(path: str | Path, arguments: Sequence[Argument]) -> dict[str, torch.Tensor]:
-    try:
-        with _beside(path).open("rb") as file, np.load(file) as kept:
-            out = {a.name: torch.from_numpy(kept[a.name]) for a in arguments if a.kind == "const"}
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as e:
-        fail("load", str(_beside(path)), f"has not the weights of {path} ({e})", cause=e)
-    dtypes = {a.name: DTYPE_OF[a.dtype] for a in arguments}
-    return {k: w if w.dtype == dtypes[k] else w.view(dtypes[k]) for k, w in out.items()}
-
-
-def _foreign(hlo: Hlo) -> StableHLOProgram:
-    """A module that says nothing of itself: `?` are symbols, bounds are ranges."""
-
-    def spec(i: int, t: Type, what: str) -> Spec:
-        if t.element not in DTYPE_NAMES:
-            fail("load", f"{what} {i}", f"is {t}, which keepdim does not carry")
-        dims = [
-            Dim.symbol(f"{what}{i}_{d}", 0, b if b != DYNAMIC else None) if n == DYNAMIC else Dim.const(n)
-            for d, (n, b) in enumerate(zip(t.dims, t.bounds, strict=True))
-        ]
-        return Spec(f"{what}{i}", DTYPE_NAMES[t.element], tuple(dims))
-
-    inputs = tuple(spec(i, t, "arg") for i, t in enumerate(hlo.inputs))
-    outputs = tuple(spec(i, t, "result") for i, t in enumerate(hlo.results))
-    places = [Place("size", i, d, dim) for i, s in enumerate(inputs) for d, dim in enumerate(s.dims)]
-    data = [
-        Symbol(d.sym.name, 0, d.sym.hi, Source("size", i, k, Dim.const(1), Dim.const(0)))
-        for i, s in enumerate(outputs)
-        for k, d in enumerate(s.dims)
-        if d.sym is not None
-    ]
-    contract = Contract(tuple(solve(places)[0]), inputs, (), outputs, tuple(data))
-    count = len(inputs)
-    tree = pytree.tree_structure
-    outs = tree(0) if len(outputs) == 1 else tree(tuple(range(len(outputs))))
-    signature = Signature(contract, tree((tuple(range(count)), {})), outs, [Transport()] * count, [None] * count)
-    arguments = [Argument("input", s.name, s.dtype) for s in inputs]
-    return StableHLOProgram(
-        hlo, signature, contract, arguments, [Argument("output", s.name, s.dtype) for s in outputs], {}
-    )
+        save(self, path, inside)
 
 
 def _substituted(c: Contract, known: Mapping[str, Dim]) -> Contract:
