@@ -202,6 +202,21 @@ def test_any_stablehlo_runs(tmp_path: Path) -> None:
         keepdim.load_stablehlo(tmp_path / "c.mlir")
 
 
+BY_A_VALUE = """func.func @main(%x: tensor<f32>, %s: tensor<1xi64>) -> tensor<?xf32> {
+  %0 = stablehlo.dynamic_broadcast_in_dim %x, %s, dims = [] : (tensor<f32>, tensor<1xi64>) -> tensor<?xf32>
+  return %0 : tensor<?xf32>
+}"""
+
+
+def test_a_size_that_only_data_decides_is_refused(tmp_path: Path) -> None:
+    """By the interpreter, which would end the process, and by XLA."""
+    (tmp_path / "m.mlir").write_text(BY_A_VALUE)
+    program = keepdim.load_stablehlo(tmp_path / "m.mlir")
+    for run, why in ((program.interpret, "has sizes that only data decides"), (program, "is not compiled by XLA: ")):
+        with pytest.raises(keepdim.KeepdimError, match=rf"\[run\] program: {why}"):
+            run(torch.tensor(1.0), torch.tensor([4]))
+
+
 # ---------------------------------------------------------------- executables
 def add_one() -> Any:
     return keepdim.to_stablehlo(AddOne(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))

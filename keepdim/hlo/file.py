@@ -19,6 +19,7 @@ from ..refine import Hlo
 from ..signature import Signature, Transport
 from . import bounded
 from .program import ELEMENTS, Argument, StableHLOProgram
+from .xla import bits
 
 DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}
 CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.program"
@@ -68,12 +69,6 @@ def load_stablehlo(path: str | Path) -> StableHLOProgram:
 # ---------------------------------------------------------------- weights
 def _beside(path: str | Path) -> Path:
     return Path(f"{path}.npz")
-
-
-def bits(w: torch.Tensor) -> np.ndarray:
-    """As numpy has them: a half of torch's own kind as i16."""
-    w = w.detach().contiguous()
-    return (w.view(torch.int16) if w.dtype == torch.bfloat16 else w).numpy()
 
 
 def _hash(w: np.ndarray) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.utils._pytree as pytree
 from msgspec.structs import replace
 
 from .. import _native
-from ..contract import DTYPE_OF, Constraint, Contract, Spec, Symbol
+from ..contract import DTYPE_OF, Constraint, Contract, Place, Spec, Symbol, solve
 from ..dims import Dim, decide, range_text
 from ..errors import KeepdimError, fail
 from ..mlir import Type
@@ -133,45 +134,48 @@ class StableHLOProgram:
         symbols = {s.name: s for s in self.inner.symbols}
         inputs = {s.name: i for i, s in enumerate(self.inner.inputs)}
         values: dict[str, int] = {}
-        shapes: dict[int, tuple[int, ...]] = {}
+        shapes: dict[int, list[int]] = {}
         for name, size in given.items():
-            if name in inputs and isinstance(size, (tuple, list, torch.Size)):
-                shapes[inputs[name]] = tuple(size)
-            elif name in symbols and isinstance(size, int):
-                values[name] = size
+            whole = _whole(size)
+            if name in inputs and isinstance(whole, list):
+                shapes[inputs[name]] = whole
+            elif name in symbols and isinstance(whole, int):
+                values[name] = whole
             else:
                 known = [f"{n}=..." for n in symbols] + [f"{n}=(...)" for n in inputs]
                 fail("refine", f"size {name!r}", f"= {size!r} is no size of the program", f"Say {', '.join(known)}")
-        for s in self.inner.symbols:
-            src, shape = s.source, shapes.get(s.source.input)
-            if shape is None or src.kind != "size" or len(shape) != len(self.inner.inputs[src.input].dims):
-                continue
-            mul, add = (d.substitute({k: Dim.const(v) for k, v in values.items()}) for d in (src.mul, src.add))
-            if mul.value is not None and add.value is not None:
-                values[s.name] = (shape[src.index] - add.value) // mul.value
-        self._check_sizes(values, shapes)
-        return values
-
-    def _check_sizes(self, values: Mapping[str, int], shapes: Mapping[int, tuple[int, ...]]) -> None:
-        known = {k: Dim.const(v) for k, v in values.items()}
         for i, shape in shapes.items():
             spec = self.inner.inputs[i]
             if len(shape) != len(spec.dims):
-                fail(
-                    "refine", f"input {i} {spec.name!r}", f"expected rank {len(spec.dims)} ({spec}), got {list(shape)}"
-                )
+                fail("refine", f"input {i} {spec.name!r}", f"expected rank {len(spec.dims)} ({spec}), got {shape}")
+        self._solve(values, shapes)
+        self._check_sizes(values, shapes)
+        return values
+
+    def _solve(self, values: dict[str, int], shapes: Mapping[int, list[int]]) -> None:
+        """The symbols that shapes show, wherever they show them."""
+        places = [Place("size", i, d, dim) for i in shapes for d, dim in enumerate(self.inner.inputs[i].dims)]
+        found, rest = solve(places, values.keys())
+        for p in rest:
+            spec, open_ones = self.inner.inputs[p.input], sorted(p.dim.symbols() - values.keys())
+            fail("refine", f"input {p.input} {spec.name!r} dim {p.index}",
+                 f"does not tell {' and '.join(open_ones)} of {p.dim}", f"Say {open_ones[0]}=...")  # fmt: skip
+        for s in found:
+            mul, add = s.source.mul.eval(values), s.source.add.eval(values)
+            values[s.name] = (shapes[s.source.input][s.source.index] - add) // mul
+
+    def _check_sizes(self, values: Mapping[str, int], shapes: Mapping[int, list[int]]) -> None:
+        known = {k: Dim.const(v) for k, v in values.items()}
+        for i, shape in shapes.items():
+            spec = self.inner.inputs[i]
             for d, (n, dim) in enumerate(zip(shape, spec.dims, strict=True)):
-                if decide(dim.substitute(known), "eq", n) is False:
-                    want = f"{dim} = {dim.substitute(known)}" if dim.value is None else f"{dim}"
+                if dim.eval(values) != n:
+                    want = f"{dim} = {dim.eval(values)}" if dim.value is None else f"{dim}"
                     fail("refine", f"input {i} {spec.name!r} dim {d}", f"expected {want}, got {n}")
         for s in self.inner.symbols:
-            if (
-                s.name in values
-                and decide(values[s.name], "ge", s.lo or 0) is False
-                or (s.name in values and s.hi is not None and values[s.name] > s.hi)
-            ):
-                where = self.inner.where(s)
-                fail("refine", where, f"{s.name} = {values[s.name]} is out of range {range_text(s.lo, s.hi)}")
+            n = values.get(s.name)
+            if n is not None and (n < (s.lo or 0) or (s.hi is not None and n > s.hi)):
+                fail("refine", self.inner.where(s), f"{s.name} = {n} is out of range {range_text(s.lo, s.hi)}")
         for c in self.inner.constraints:
             if decide(c.lhs.substitute(known), c.cmp, c.rhs.substitute(known)) is False:
                 at = ", ".join(f"{k} = {v}" for k, v in values.items())
@@ -261,6 +265,17 @@ class StableHLOProgram:
         from .file import save
 
         save(self, path, inside)
+
+
+def _whole(size: Any) -> Any:
+    """An integer of any kind as an int, several as a list of them; None for anything else."""
+    if isinstance(size, (tuple, list)):
+        sizes = [_whole(n) for n in size]
+        return sizes if all(isinstance(n, int) for n in sizes) else None
+    try:
+        return None if isinstance(size, bool) else index(size)
+    except TypeError:
+        return None
 
 
 def _substituted(c: Contract, known: Mapping[str, Dim]) -> Contract:

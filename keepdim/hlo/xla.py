@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from jax._src import xla_bridge
 from jax._src.lib import _jax, xla_client
 
 from ..cache import folder
+from ..errors import fail, sentence_of
 from ..refine import Hlo
 
 log = logging.getLogger("keepdim")
@@ -49,6 +51,12 @@ def upload(x: torch.Tensor) -> Any:
 def download(x: Any) -> torch.Tensor:
     """A buffer of XLA as a tensor, of the same memory."""
     return torch.utils.dlpack.from_dlpack(_jax.buffer_to_dlpack_managed_tensor(x))
+
+
+def bits(w: torch.Tensor) -> np.ndarray:
+    """A tensor as numpy has it: a half of torch's own kind as i16."""
+    w = w.detach().contiguous()
+    return (w.view(torch.int16) if w.dtype == torch.bfloat16 else w).numpy()
 
 
 class Executable:
@@ -86,8 +94,7 @@ class Executables:
         path = _folder() / hashlib.sha256(_machine() + data).hexdigest()[:32]
         made = _load(path) if self.disk else None
         if made is None:
-            options = xla_client.CompileOptions()
-            made = Executable(_client().compile_and_load(hlo.module, _devices(), options))
+            made = _compile(hlo)
             self.compiled += 1
             if self.disk:
                 _keep(made, path, self.disk)
@@ -95,6 +102,13 @@ class Executables:
         while len(self._kept) > self.limit:
             self._kept.popitem(last=False)
         return made
+
+
+def _compile(hlo: Hlo) -> Executable:
+    try:
+        return Executable(_client().compile_and_load(hlo.module, _devices(), xla_client.CompileOptions()))
+    except (_jax.JaxRuntimeError, ValueError) as e:
+        fail("run", "program", f"is not compiled by XLA: {sentence_of(e)}", cause=e)
 
 
 def _devices() -> Any:
