@@ -290,6 +290,41 @@ def test_a_size_from_zero_on() -> None:
         check(program(x), x + 1)
 
 
+class ReadsOfNothing(torch.nn.Module):
+    """Ops that read at positions, of arrays that may have none."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        n = x.shape[0]
+        at = torch.arange(n)
+        return (
+            x[x > 0], x[at], x.gather(0, at[:, None].expand(-1, 3)), x.sort(0)[0], x.cumsum(0), torch.diagonal(x),
+            torch.unique((x * 3).long(), return_inverse=True), x.index_select(0, at), x.roll(1, 0), x[: 2 * (n // 2) : 2],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("bounds", [False, True], ids=["dynamic", "bounded"])
+def test_nothing_is_read_of_empty_arrays(bounds: bool) -> None:
+    """jax reads only where it knows that there is something."""
+    program = keepdim.to_stablehlo(
+        ReadsOfNothing(), (torch.randn(4, 3),), dynamic_shapes=({0: dim("n", 9, 0)},), bounds=bounds
+    )
+    for n in (0, 1, 9, 0):
+        x = torch.randn(n, 3)
+        check(program(x), ReadsOfNothing()(x))
+
+
+def test_what_jax_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it does so when everything is traced."""
+    from keepdim.hlo import export
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ValueError("not so")
+
+    monkeypatch.setattr(export.jax_export, "export", refuse)
+    with pytest.raises(keepdim.KeepdimError, match=r"\[stablehlo\] program: jax refuses it: not so"):
+        keepdim.to_stablehlo(AddOne(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))
+
+
 def test_an_exported_program() -> None:
     """As torch.export gives it."""
     ep = torch.export.export(AddOne(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))

@@ -39,6 +39,7 @@ from .xla import x64
 
 CHANGES = {"cached_attention": (4, 5)}  # op → the operands that it gives new values, behind its result
 RESULT_INFO = re.compile(r" \{jax\.result_info = \"[^\"]*\"\}")  # on every result, and nothing in it
+REFUSALS = (TypeError, ValueError, NotImplementedError, jax.errors.InconclusiveDimensionOperation)  # of jax
 CLEAN = ("inline", "canonicalize", "cse", "symbol-dce")
 
 
@@ -126,7 +127,7 @@ def _run(program: Program, nodes: Sequence[Node], sizes: Sizes, values: dict[int
                     [None if i == NONE else program.value(i) for i in node.ins], out)  # fmt: skip
         try:
             made = _cond(program, call, values) if node.op == "cond" else ROWS[node.op](call)
-        except (TypeError, ValueError, NotImplementedError, jax.core.InconclusiveDimensionOperation) as e:
+        except REFUSALS as e:
             raise refused(subject, e) from e
         made = made if isinstance(made, tuple) else (made,)
         places = (*node.outs, *(node.ins[k] for k in CHANGES.get(node.op, ())))
@@ -194,7 +195,10 @@ def emit(lowered: Lowered, signature: Signature, bounds: bool) -> StableHLOProgr
         specs += [([], "i32") for _ in symbols if bounds]
         specs += [([d.eval({}) for d in v.dims], _stored(v)) for _, v in named]
         structs = [jax.ShapeDtypeStruct(dims, DTYPES[dtype]) for dims, dtype in specs]
-        exported = jax_export.export(jax.jit(run, keep_unused=True), platforms=["cpu"])(*structs)
+        try:
+            exported = jax_export.export(jax.jit(run, keep_unused=True), platforms=["cpu"])(*structs)
+        except REFUSALS as e:
+            raise refused("program", e) from e
         hlo = Hlo.parse(RESULT_INFO.sub("", exported.mlir_module())).run(CLEAN)
     results = [Argument("output", s.name, s.dtype) for s in contract.outputs]
     results += [Argument("count", name, "i64") for name in data]
