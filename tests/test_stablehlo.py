@@ -298,7 +298,8 @@ class ReadsOfNothing(torch.nn.Module):
         at = torch.arange(n)
         return (
             x[x > 0], x[at], x.gather(0, at[:, None].expand(-1, 3)), x.sort(0)[0], x.cumsum(0), torch.diagonal(x),
-            torch.unique((x * 3).long(), return_inverse=True), x.index_select(0, at), x.roll(1, 0), x[: 2 * (n // 2) : 2],
+            torch.unique((x * 3).long(), return_inverse=True), x.index_select(0, at), x.roll(1, 0),
+            x[: 2 * (n // 2) : 2],
         )  # fmt: skip
 
 

@@ -97,10 +97,10 @@ def _decomposed(captured: Captured) -> tuple[ExportedProgram, Mapping[str, Dim]]
     ep = captured.program
     contract, symbols = read(ep, captured.names)
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
-    table = torch.export.default_decompositions()
-    for target in ROWS_OF_DATA:
-        table.pop(target, None)
     with open_sizes(env):
+        table = torch.export.default_decompositions()  # here, where none of them decides a size
+        for target in ROWS_OF_DATA:
+            table.pop(target, None)
         ep = ep.run_decompositions(table)
         settle(ep, contract, Symbols(symbols, env))
     return ep, symbols
