@@ -11,7 +11,7 @@ import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,8 @@ class Hlo:
     @property
     def text(self) -> str:
         """As MLIR prints it."""
-        return str(self.module)
+        with self.reporting("text"):
+            return str(self.module)
 
     def bytecode(self) -> bytes:
         """As MLIR's own bytecode, of this version alone."""
@@ -143,6 +144,15 @@ class Hlo:
             names = ", ".join(f.name.value for f in found)
             fail("refine", "module", f"has no function main (it has: {names})" if found else "has no function")
         return found[0]
+
+    def name_main(self) -> None:
+        """Give the function that is run the name that XLA looks for."""
+        from jaxlib.mlir import ir
+
+        main = self.main
+        with self.reporting("main"):
+            main.attributes["sym_name"] = ir.StringAttr.get("main")
+            main.attributes["sym_visibility"] = ir.StringAttr.get("public")
 
     @property
     def inputs(self) -> list[Type]:
@@ -178,7 +188,8 @@ class Hlo:
 
     def assertions(self) -> list[str]:
         """What its shape assertions say."""
-        return [string_of(op.attributes["error_message"]) for name, op in self.calls() if name == ASSERTION]
+        found = [op.attributes for name, op in self.calls() if name == ASSERTION]
+        return [string_of(a["error_message"]) if "error_message" in a else "(no message)" for a in found]
 
     def take_attribute(self, name: str) -> str | None:
         """A text that stands on the module, taken off it."""
@@ -448,6 +459,7 @@ def inline(hlo: Hlo) -> None:
     from jaxlib.mlir import ir
 
     functions = {f.name.value: f for f in hlo.module.body.operations if f.operation.name == "func.func"}
+    _check_calls(hlo.main, functions, ())
     while calls := [op for op in hlo.operations() if op.name == "func.call" and _owner(op) == hlo.main.name.value]:
         for call in calls:
             body = functions[call.attributes["callee"].value].entry_block
@@ -465,6 +477,19 @@ def inline(hlo: Hlo) -> None:
             for old, new in zip(call.results, made, strict=True):
                 old.replace_all_uses_with(new)
             call.erase()
+
+
+def _check_calls(function: Any, functions: Mapping[str, Any], path: tuple[str, ...]) -> None:
+    """What cannot be inlined: a function that calls itself, one without a body, one of several blocks."""
+    path = (*path, function.name.value)
+    called = (op.attributes["callee"].value for op in inside(function.operation) if op.name == "func.call")
+    for name in dict.fromkeys(called):
+        if name in path:
+            fail("refine", f"function {name}", f"calls itself ({' -> '.join((*path, name))}) and cannot be inlined")
+        blocks = len(functions[name].regions[0].blocks)
+        if blocks != 1:
+            fail("refine", f"function {name}", f"has {blocks} blocks and cannot be inlined")
+        _check_calls(functions[name], functions, path)
 
 
 def _owner(op: Any) -> str:

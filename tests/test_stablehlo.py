@@ -227,6 +227,8 @@ CALLS = {
     "out of range": ((torch.randn(257),), r"\[bind\] input 0 'x' dim 0: n = 257 is out of range 1..256"),
     "rank": ((torch.randn(3, 3),), r"\[bind\] input 0 'x': expected 1 dims"),
     "dtype": ((torch.zeros(3, dtype=torch.int64),), r"\[bind\] input 0 'x': .*i64"),
+    "meta": ((torch.empty(3, device="meta"),), r"\[bind\] input 0 'x': is strided on meta, not dense on the CPU"),
+    "sparse": ((torch.ones(3).to_sparse(),), r"\[bind\] input 0 'x': is sparse_coo on cpu, not dense on the CPU"),
     "count": ((torch.randn(3), torch.randn(3)), r"\[bind\] call: its arguments do not have the structure"),
 }
 
@@ -324,6 +326,22 @@ def test_what_jax_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(export.jax_export, "export", refuse)
     with pytest.raises(keepdim.KeepdimError, match=r"\[stablehlo\] program: jax refuses it: not so"):
         keepdim.to_stablehlo(AddOne(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))
+
+
+def test_shapes_of_variable_arguments() -> None:
+    """All of *args stand in one tuple, as torch wants it."""
+
+    class Sum(torch.nn.Module):
+        def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+            return parts[0] + parts[1]
+
+    args, one = (torch.randn(4), torch.randn(4)), {0: dim("n")}
+    with pytest.raises(
+        keepdim.KeepdimError, match=r"\[capture\] dynamic_shapes of \*parts: have no entry for argument"
+    ):
+        keepdim.to_stablehlo(Sum(), args, dynamic_shapes=(one, one))
+    program = keepdim.to_stablehlo(Sum(), args, dynamic_shapes=((one, one),))
+    check(program(torch.ones(7), torch.ones(7)), 2 * torch.ones(7))
 
 
 def test_an_exported_program() -> None:

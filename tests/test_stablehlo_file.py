@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,27 @@ def test_any_stablehlo_runs(tmp_path: Path) -> None:
         keepdim.load_stablehlo(tmp_path / "c.mlir")
 
 
+def test_a_function_of_another_name_runs(tmp_path: Path) -> None:
+    """The only one of a module is its main."""
+    (tmp_path / "m.mlir").write_text(TEXT.replace("@main", "@f").replace("public", "private"))
+    program = keepdim.load_stablehlo(tmp_path / "m.mlir")
+    for n in (3, 5, 3):
+        close(program(x := torch.randn(n)), x + 1)
+
+
+def test_what_others_wrote_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """An attribute of ours that is no text, and a call that XLA does not know."""
+    path = tmp_path / "m.mlir"
+    path.write_text(f"module attributes {{keepdim.program = 3 : i64}} {{ {TEXT} }}")
+    with pytest.raises(keepdim.KeepdimError, match=r"\[refine\] keepdim.program: is no text \(3\)"):
+        keepdim.load_stablehlo(path)
+    t = "tensor<2xf32>"
+    call = f"%0 = stablehlo.custom_call @unknown(%x) : ({t}) -> {t}"
+    path.write_text(f"func.func @main(%x: {t}) -> {t} {{ {call}\n return %0 : {t} }}")
+    with pytest.raises(keepdim.KeepdimError, match=r"\[run\] program: is not compiled by XLA: .*unknown"):
+        keepdim.load_stablehlo(path)(torch.randn(2))
+
+
 BY_A_VALUE = """func.func @main(%x: tensor<f32>, %s: tensor<1xi64>) -> tensor<?xf32> {
   %0 = stablehlo.dynamic_broadcast_in_dim %x, %s, dims = [] : (tensor<f32>, tensor<1xi64>) -> tensor<?xf32>
   return %0 : tensor<?xf32>
@@ -235,6 +257,18 @@ def test_executables_are_kept_in_memory_up_to_a_limit() -> None:
     assert program.executables.compiled == 3
     program(torch.randn(2))
     assert program.executables.compiled == 4
+
+
+def test_threads_compile_once_for_a_size() -> None:
+    """Whoever comes second waits; one that is evicted in between is made again."""
+    program = add_one()
+    program.executables.limit, program.executables.disk = 1, 0
+    with ThreadPoolExecutor(6) as pool:
+        for x, got in pool.map(lambda _: (x := torch.randn(3), program(x)), range(6)):
+            close(got, x + 1)
+        assert program.executables.compiled == 1
+        for x, got in pool.map(lambda n: (x := torch.randn(n), program(x)), [1, 2] * 6):
+            close(got, x + 1)
 
 
 def test_executables_are_kept_on_disk_up_to_a_limit() -> None:

@@ -132,6 +132,15 @@ def test_inspect(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         Hlo.parse(None)  # type: ignore[arg-type]
 
 
+def test_an_assertion_without_words() -> None:
+    """Others write them so."""
+    text = """func.func @main(%x: tensor<i1>) {
+      stablehlo.custom_call @shape_assertion(%x) {has_side_effect = true} : (tensor<i1>) -> ()
+      return
+    }"""
+    assert Hlo.parse(text).about()["assertions"] == ["(no message)"]
+
+
 T = "tensor<?x4xf32, #stablehlo.bounds<16, ?>>"
 BOUNDED = f"func.func @main(%x: {T}) -> {T} {{ %0 = stablehlo.add %x, %x : {T}\n return %0 : {T} }}"
 
@@ -173,6 +182,33 @@ def test_a_function_called_with_two_sizes() -> None:
         Hlo.parse(CALLED_TWICE).run(["remove-dynamism"], types)
     hlo = Hlo.parse(CALLED_TWICE).run(["inline", "symbol-dce", "remove-dynamism"], types)
     assert hlo.static and [str(t) for t in hlo.results] == types and hlo.counts()["func.func"] == 1
+
+
+CALLER = """func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = func.call @callee(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+func.func private @callee"""
+NOT_INLINED = {
+    "itself": (
+        "(%x: tensor<2xf32>) -> tensor<2xf32> { %0 = func.call @main(%x) : (tensor<2xf32>) -> tensor<2xf32>\n"
+        "return %0 : tensor<2xf32> }",
+        r"function main: calls itself \(main -> callee -> main\)",
+    ),
+    "blocks": (
+        "(%x: tensor<2xf32>) -> tensor<2xf32> { cf.br ^end\n ^end:\n return %x : tensor<2xf32> }",
+        "function callee: has 2 blocks",
+    ),
+    "no body": ("(tensor<2xf32>) -> tensor<2xf32>", "function callee: has 0 blocks"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_INLINED)
+def test_what_is_not_inlined(case: str) -> None:
+    """A sentence each, and an end."""
+    body, sentence = NOT_INLINED[case]
+    with pytest.raises(keepdim.KeepdimError, match=rf"\[refine\] {sentence}.* and cannot be inlined"):
+        Hlo.parse(CALLER + body).run(["inline"])
 
 
 WRONG = {

@@ -143,6 +143,7 @@ def _foreign(hlo: Hlo) -> StableHLOProgram:
     outs = tree(0) if len(outputs) == 1 else tree(tuple(range(len(outputs))))
     signature = Signature(contract, tree((tuple(range(count)), {})), outs, [Transport()] * count, [None] * count)
     arguments = [Argument("input", s.name, s.dtype) for s in inputs]
+    hlo.name_main()
     return StableHLOProgram(
         hlo, signature, contract, arguments, [Argument("output", s.name, s.dtype) for s in outputs], {}
     )

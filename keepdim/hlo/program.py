@@ -187,7 +187,7 @@ class StableHLOProgram:
         flat, states = self._given(args, kwargs)
         inputs, values = self._bind(flat)
         key = None if self.bounded else tuple([tuple(x.shape) for x in inputs])
-        run = self.executables.get(key) or self._executable(key, values)
+        run = self.executables.get(key, lambda: self._static(values))
         given = bounded.pad(self, inputs) if self.bounded else inputs
         return self._result(run([*map(upload, (*given, *states)), *self._weights()]), values)
 
@@ -219,13 +219,19 @@ class StableHLOProgram:
             inputs = self._check.inputs(flat)
         except _native.Error as e:
             raise KeepdimError(str(e)) from None
+        except RuntimeError as e:  # of torch
+            for i, (spec, x) in enumerate(zip(self.contract.inputs, flat, strict=False)):
+                if isinstance(x, torch.Tensor) and not _dense(x):
+                    fail("bind", f"input {i} {spec.name!r}", f"is {_kind(x)}, not dense on the CPU", cause=e)
+            raise
         inputs = self.signature.pack(flat) if self._special else inputs
         return inputs, self.inner.bind(inputs)
 
     def _check_states(self, states: Sequence[Any]) -> None:
         for a, x, t in zip(self.states, states, self._state_types, strict=True):
-            have = f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-            if not isinstance(x, torch.Tensor) or tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype]:
+            given = isinstance(x, torch.Tensor)
+            if not given or tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype] or not _dense(x):
+                have = f"{x.dtype} {list(x.shape)}, {_kind(x)}" if given else type(x).__name__
                 fail("bind", f"state {a.name!r}", f"expected {a.dtype} {list(t.dims)}, got {have}", STATES)
 
     def new_states(self) -> list[torch.Tensor]:
@@ -243,9 +249,6 @@ class StableHLOProgram:
     def _static(self, values: Mapping[str, int]) -> Hlo:
         """What is compiled for a call."""
         return self.hlo if self.bounded or self.hlo.static else self.refine(**values).hlo
-
-    def _executable(self, key: Any, values: Mapping[str, int]) -> Any:
-        return self.executables.make(key, self._static(values))
 
     def _result(self, outs: Sequence[torch.Tensor], values: dict[str, int]) -> Any:
         """Outputs, cut to their sizes, as the model gives them; states behind them."""
@@ -303,6 +306,15 @@ def _cut(y: torch.Tensor, dims: Sequence[Dim], values: Mapping[str, int]) -> tor
     """To its sizes; one that no symbol of the call says is what it is."""
     sizes = [n if d.symbols() - values.keys() else d.eval(values) for n, d in zip(y.shape, dims, strict=True)]
     return y if list(y.shape) == sizes else y[tuple(slice(0, n) for n in sizes)].contiguous()
+
+
+def _dense(x: torch.Tensor) -> bool:
+    """Whether its elements lie in memory of ours."""
+    return x.layout == torch.strided and x.device.type == "cpu"
+
+
+def _kind(x: torch.Tensor) -> str:
+    return f"{str(x.layout).removeprefix('torch.')} on {x.device}"
 
 
 def tensor(x: Any) -> Any:

@@ -8,9 +8,10 @@ import logging
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jax
@@ -81,15 +82,29 @@ class Executables:
     def __init__(self, limit: int = IN_MEMORY, disk: int = ON_DISK):
         self.limit, self.disk, self.compiled = limit, disk, 0
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
+        self._lock, self._making = Lock(), Lock()
 
-    def get(self, key: Any) -> Executable | None:
-        """The one for this key, if it is in memory."""
-        if found := self._kept.get(key):
-            self._kept.move_to_end(key)
-        return found
+    def get(self, key: Any, static: Callable[[], Hlo]) -> Executable:
+        """The one for this key, made once: from memory, from disk, or compiled."""
+        if found := self._found(key):
+            return found
+        with self._making:
+            if found := self._found(key):  # another thread made it in the meantime
+                return found
+            made = self._make(static())
+            with self._lock:
+                self._kept[key] = made
+                while len(self._kept) > self.limit:
+                    self._kept.popitem(last=False)
+            return made
 
-    def make(self, key: Any, hlo: Hlo) -> Executable:
-        """From disk, or compiled."""
+    def _found(self, key: Any) -> Executable | None:
+        with self._lock:
+            if found := self._kept.get(key):
+                self._kept.move_to_end(key)
+            return found
+
+    def _make(self, hlo: Hlo) -> Executable:
         data = hlo.text.encode()
         path = _folder() / hashlib.sha256(_machine() + data).hexdigest()[:32]
         made = _load(path) if self.disk else None
@@ -98,9 +113,6 @@ class Executables:
             self.compiled += 1
             if self.disk:
                 _keep(made, path, self.disk)
-        self._kept[key] = made
-        while len(self._kept) > self.limit:
-            self._kept.popitem(last=False)
         return made
 
 
