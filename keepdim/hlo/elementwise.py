@@ -152,7 +152,8 @@ def turn(x: Array, cos: Array, sin: Array, half: Any = None) -> Array:
 
 @row("rope")
 def _rope(c: Call) -> Array:
-    return turn(*c.args(), None if c.sizes.exact(c.dims[-1]) else c.size(0, -1) // 2)
+    x, cos, sin = c.args()
+    return turn(x, cos, sin, None if c.sizes.exact(c.dims[-1]) else c.size(0, -1) // 2)
 
 
 @row("pow")

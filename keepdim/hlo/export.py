@@ -18,7 +18,7 @@ from torch.export.graph_signature import OutputKind
 
 from .. import frontend, passes
 from ..capture import Captured, capture
-from ..contract import BLOCKS, Contract, Source, Spec, Symbol
+from ..contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
 from ..dims import CMPS, Dim
 from ..errors import fail
 from ..lowering import open_sizes
@@ -72,7 +72,7 @@ def to_stablehlo(
         lowered = program_of(captured)
     except Unsupported as e:
         fail("stablehlo", type(model).__name__, str(e), cause=e)
-    return emit(lowered, captured.signature, bounds)
+    return emit(lowered, _with_positions(lowered.program, captured.signature), bounds)
 
 
 # ---------------------------------------------------------------- the Program
@@ -204,6 +204,22 @@ def emit(lowered: Lowered, signature: Signature, bounds: bool) -> StableHLOProgr
     results += [Argument("count", name, "i64") for name in data]
     results += [Argument("state", program.value(i).key, program.value(i).dtype) for i in states]
     return StableHLOProgram(hlo, signature, contract, arguments, results, weights, bounds)
+
+
+def _with_positions(program: Program, signature: Signature) -> Signature:
+    """The signature, and that what is written to a cache fits: an input that says where is a number of the contract."""
+    contract = signature.contract
+    for n in program.walk():
+        if n.op != "cached_attention" or n.ins[3] >= len(program.contract.inputs):
+            continue
+        place, new, context = n.ins[3], program.value(n.ins[1]).dims[-2], program.value(n.ins[4]).dims[-2]
+        known, name = {s.name for s in contract.symbols}, contract.inputs[place].name
+        if name in known or not new.symbols() <= known:
+            continue
+        at = Symbol(name, 0, context.value, Source("item", place, 0, Dim.const(1), Dim.const(0)))
+        fits = Constraint(at.dim + new, "le", context, "a cache has no more room")
+        contract = replace(contract, symbols=(*contract.symbols, at), constraints=(*contract.constraints, fits))
+    return signature._replace(contract=contract)
 
 
 def _contract(program: Program, signature: Signature) -> Contract:

@@ -173,9 +173,9 @@ class StableHLOProgram:
                     want = f"{dim} = {dim.eval(values)}" if dim.value is None else f"{dim}"
                     fail("refine", f"input {i} {spec.name!r} dim {d}", f"expected {want}, got {n}")
         for s in self.inner.symbols:
-            n = values.get(s.name)
-            if n is not None and (n < (s.lo or 0) or (s.hi is not None and n > s.hi)):
-                fail("refine", self.inner.where(s), f"{s.name} = {n} is out of range {range_text(s.lo, s.hi)}")
+            size = values.get(s.name)
+            if size is not None and (size < (s.lo or 0) or (s.hi is not None and size > s.hi)):
+                fail("refine", self.inner.where(s), f"{s.name} = {size} is out of range {range_text(s.lo, s.hi)}")
         for c in self.inner.constraints:
             if decide(c.lhs.substitute(known), c.cmp, c.rhs.substitute(known)) is False:
                 at = ", ".join(f"{k} = {v}" for k, v in values.items())
