@@ -298,6 +298,19 @@ def test_files_that_are_not_what_they_seem(tmp_path: Path) -> None:
         Hlo.load(tmp_path / "none.mlir")
 
 
+def test_a_module_that_cannot_be_printed() -> None:
+    """As of a damaged artifact that jaxlib reads: texts in it are not UTF-8."""
+
+    class Damaged:
+        def __str__(self) -> str:
+            raise RuntimeError("conversion error")
+
+    hlo = Hlo.parse(TEXT)
+    hlo.module = Damaged()
+    with pytest.raises(keepdim.KeepdimError, match=r"\[refine\] text: conversion error"):
+        _ = hlo.text
+
+
 def test_split_at_commas_outside_of_brackets() -> None:
     """Types and passes with options have commas inside."""
     assert split("cse, check-shape-assertions{enable-shape-assertions=true},") == [
