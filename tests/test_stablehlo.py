@@ -344,6 +344,19 @@ def test_shapes_of_variable_arguments() -> None:
     check(program(torch.ones(7), torch.ones(7)), 2 * torch.ones(7))
 
 
+def test_what_a_row_does_not_take_is_decomposed() -> None:
+    """An alpha is, into ops that have rows."""
+
+    class Less(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.rsub(x, 1, alpha=2)
+
+    program = keepdim.to_stablehlo(Less(), (torch.randn(4),), dynamic_shapes=({0: dim("n", 9)},))
+    for n in (1, 9, 1):
+        x = torch.randn(n)
+        check(program(x), 1 - 2 * x)
+
+
 def test_an_exported_program() -> None:
     """As torch.export gives it."""
     ep = torch.export.export(AddOne(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))

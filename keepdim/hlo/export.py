@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from ..dims import CMPS, Dim
 from ..errors import fail
 from ..lowering import open_sizes
 from ..nodes import Symbols
+from ..ops import ROWS as OPS
 from ..ops import Unsupported
 from ..passes import Lowered
 from ..program import NONE, Node, Program, Region, Value, walk
@@ -77,11 +78,19 @@ def to_stablehlo(
 
 # ---------------------------------------------------------------- the Program
 def program_of(captured: Captured) -> Lowered:
-    """The whole model as one Program: as torch.export wrote it, or in core ATen where an op has no row."""
+    """The whole model as one Program: as torch.export wrote it, or in core ATen where an op has no row, or also where
+    one has a row that does not take it."""
     try:
         return _lower(captured.program, read(captured.program, captured.names)[1])
     except Unsupported:
-        return _lower(*_decomposed(captured))
+        pass
+    try:
+        return _lower(*_decomposed(captured, ROWS_OF_DATA.keys()))
+    except Unsupported as e:
+        try:
+            return _lower(*_decomposed(captured, ROWS_OF_DATA.keys() - OPS.keys()))
+        except Unsupported:
+            raise e from None
 
 
 def _lower(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> Lowered:
@@ -92,14 +101,14 @@ def _lower(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> Lowered:
     return passes.run(*lowered)
 
 
-def _decomposed(captured: Captured) -> tuple[ExportedProgram, Mapping[str, Dim]]:
-    """In core ATen, but for ops that have a row; sizes stay what they are."""
+def _decomposed(captured: Captured, kept: Collection[Any]) -> tuple[ExportedProgram, Mapping[str, Dim]]:
+    """In core ATen, but for these ops; sizes stay what they are."""
     ep = captured.program
     contract, symbols = read(ep, captured.names)
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     with open_sizes(env):
         table = torch.export.default_decompositions()  # here, where none of them decides a size
-        for target in ROWS_OF_DATA:
+        for target in kept:
             table.pop(target, None)
         ep = ep.run_decompositions(table)
         settle(ep, contract, Symbols(symbols, env))
