@@ -179,6 +179,9 @@ def specs_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         name, index = names[first] if side == 0 else (first, None)
         node, value = by_name.get(name), (args[first] if side == 0 else kwargs[first])
         if index is not None and node is not None:  # one of *args
+            if not isinstance(node, (tuple, list)) or index >= len(node):
+                fail("capture", f"dynamic_shapes of *{name}", f"have no entry for argument {first}",
+                     f"All of *{name} stand in one tuple: dynamic_shapes=(..., ({{0: n}}, {{0: n}}))")  # fmt: skip
             node = node[index]
         for k in rest:
             if node is None:

@@ -290,6 +290,8 @@ def _sized(args: argparse.Namespace) -> Any:
 def _inspect_stablehlo(args: argparse.Namespace) -> int:
     from .refine import Hlo
 
+    if args.html is not None:
+        fail("cli", "--html", f"shows .pte files, and {args.file} is StableHLO", "Leave it out, or say --json")
     hlo = Hlo.load(args.file)
     about = hlo.about()
     if args.json:

@@ -120,10 +120,14 @@ class Dim:
 
     def symbols(self) -> set[str]:
         """Names of all symbols in it."""
-        out: set[str] = set()
+        return {s.name for s in self.syms()}
+
+    def syms(self) -> set[Sym]:
+        """All symbols in it, with their ranges."""
+        out: set[Sym] = set()
         for factors, _ in self.terms:
             for atom in factors:
-                out |= {atom.name} if isinstance(atom, Sym) else set().union(*(a.symbols() for a in atom.args))
+                out |= {atom} if isinstance(atom, Sym) else set().union(*(a.syms() for a in atom.args))
         return out
 
     def linear_in(self, name: str) -> tuple[Dim, Dim] | None:

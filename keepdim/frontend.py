@@ -16,7 +16,7 @@ from torch.fx import Node as FxNode
 
 from . import passes
 from .contract import BLOCKS, Contract, Place, Spec, Symbol, dtype_name, solve
-from .dims import Dim, Sym
+from .dims import Dim
 from .errors import KeepdimError, fail
 from .nodes import (
     ASSERT,
@@ -337,8 +337,8 @@ class _Builder:
     def free(self, outputs: Sequence[Any]) -> Program:
         """A Program in which every symbol is an integer input: to ask an engine about single nodes."""
         shapes: list[Spec | Value] = [*self.specs, *self.values]
-        used = {a for v in shapes for d in v.dims for a in _symbols_in(d)}
-        used |= {a for n in walk(self.nodes) for v in n.attrs.values() for d in _attr_dims(v) for a in _symbols_in(d)}
+        used = {a for v in shapes for d in v.dims for a in d.syms()}
+        used |= {a for n in walk(self.nodes) for v in n.attrs.values() for d in _attr_dims(v) for a in d.syms()}
         base = len(self.specs)
         extra = [Spec(self._name(f"symbol_{s.name}"), "int", (Dim({(s,): 1}),)) for s in sorted(used, key=str)]
         shift = {i: i + len(extra) for i in range(base, base + len(self.values))}
@@ -418,14 +418,6 @@ def _attr_dims(v: Any) -> list[Dim]:
     return [v] if isinstance(v, Dim) else list(v) if isinstance(v, tuple) else []
 
 
-def _symbols_in(d: Dim) -> set[Sym]:
-    out: set[Sym] = set()
-    for factors, _ in d.terms:
-        for a in factors:
-            out |= {a} if isinstance(a, Sym) else {s for x in a.args for s in _symbols_in(x)}
-    return out
-
-
 def _replace(d: Dim, part: Dim, whole: Dim) -> Dim:
     """d with `part` written as `whole`, in every term that is a multiple of it."""
     if d == part:
@@ -479,14 +471,17 @@ def lower_program(
 
 
 def _by_content(lowered: Lowered) -> Lowered:
-    """Weights by the hash of their bytes, so that delegates and methods of one file share equal ones."""
+    """Weights by the hash of what they are, so that delegates and methods of one file share equal ones."""
     keys: dict[str, str] = {}
     weights: dict[str, torch.Tensor] = {}
     with unset_fake_temporarily():
         for name, data in lowered.weights.items():
             data = data.detach().contiguous()
             raw = data.reshape(-1).view(torch.uint8).numpy()
-            keys[name] = hashlib.sha256(raw).hexdigest()[:32]
+            kind = f"{data.dtype}{list(data.shape)}"  # zeros of two kinds have the same bytes
+            digest = hashlib.sha256(kind.encode())
+            digest.update(raw)
+            keys[name] = digest.hexdigest()[:32]
             weights[keys[name]] = data
     p = lowered.program
     values = tuple(Value(v.name, v.dtype, v.dims, v.kind, keys.get(v.key, v.key)) for v in p.values)

@@ -36,9 +36,14 @@ class Type:
     bounds: tuple[int, ...]  # DYNAMIC where there is none
 
     @property
+    def unranked(self) -> bool:
+        """Whether not even the number of its dims is known."""
+        return self.text.startswith("tensor<*")
+
+    @property
     def dynamic(self) -> bool:
         """Whether a size is not known."""
-        return DYNAMIC in self.dims
+        return DYNAMIC in self.dims or self.unranked
 
     def __str__(self) -> str:
         return self.text

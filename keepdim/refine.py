@@ -1,7 +1,7 @@
 """StableHLO texts and artifacts, and passes over them by name: dynamic programs become static ones.
 
 Works on any StableHLO, not only ours. The passes are those of StableHLO itself, from jaxlib, with its pipeline
-`remove-dynamism` and two small passes of our own, `inline` and `fold-constant-broadcast`.
+`remove-dynamism` and the few of `own_passes.py`.
 What a pass reports as an error is an error here, also where the pass goes on.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from .errors import fail
 from .mlir import DYNAMIC, Scope, Type, bindings, inside, string_of, type_of
+from .own_passes import OWN
 
 BYTECODE = b"ML\xefR"
 SEAL, UNSEALED = "keepdim.seal", b"keepdim-sha256:" + b"0" * 64  # of artifacts: an attribute, and its text at first
@@ -110,7 +111,8 @@ class Hlo:
     @property
     def text(self) -> str:
         """As MLIR prints it."""
-        return str(self.module)
+        with self.reporting("text"):
+            return str(self.module)
 
     def bytecode(self) -> bytes:
         """As MLIR's own bytecode, of this version alone."""
@@ -144,6 +146,15 @@ class Hlo:
             fail("refine", "module", f"has no function main (it has: {names})" if found else "has no function")
         return found[0]
 
+    def name_main(self) -> None:
+        """Give the function that is run the name that XLA looks for."""
+        from jaxlib.mlir import ir
+
+        main = self.main
+        with self.reporting("main"):
+            main.attributes["sym_name"] = ir.StringAttr.get("main")
+            main.attributes["sym_visibility"] = ir.StringAttr.get("public")
+
     @property
     def inputs(self) -> list[Type]:
         """The types that main takes."""
@@ -166,7 +177,8 @@ class Hlo:
     def static(self) -> bool:
         """Whether every size is known, and no operation is one of dynamic shapes."""
         values = (r.type for op in self.operations() for r in op.results)
-        given = (t for f in self.entries for t in f.type.inputs)
+        blocks = (block for op in self.operations() for region in op.regions for block in region.blocks)
+        given = (a.type for block in blocks for a in block.arguments)
         return not any(type_of(t).dynamic for t in (*given, *values)) and not [
             n for n in self.counts() if n.startswith("stablehlo.dynamic_") and n not in STATIC_THOUGH_DYNAMIC
         ]
@@ -178,7 +190,8 @@ class Hlo:
 
     def assertions(self) -> list[str]:
         """What its shape assertions say."""
-        return [string_of(op.attributes["error_message"]) for name, op in self.calls() if name == ASSERTION]
+        found = [op.attributes for name, op in self.calls() if name == ASSERTION]
+        return [string_of(a["error_message"]) if "error_message" in a else "(no message)" for a in found]
 
     def take_attribute(self, name: str) -> str | None:
         """A text that stands on the module, taken off it."""
@@ -187,6 +200,8 @@ class Hlo:
             return None
         with self.reporting(name):
             text = string_of(found[name])
+        if not isinstance(text, str):
+            fail("refine", name, f"is no text ({text})", "Take the attribute off the module")
         del found[name]
         return text
 
@@ -206,7 +221,8 @@ class Hlo:
 
         def dynamic(what: str, types: Sequence[Type]) -> list[str]:
             places = [(i, d, b) for i, t in enumerate(types) for d, b in enumerate(t.bounds) if t.dims[d] == DYNAMIC]
-            return [f"{what} {i} dim {d}" + (f" (at most {b})" if b != DYNAMIC else "") for i, d, b in places]
+            found = [f"{what} {i} (any rank)" for i, t in enumerate(types) if t.unranked]
+            return found + [f"{what} {i} dim {d}" + (f" (at most {b})" if b != DYNAMIC else "") for i, d, b in places]
 
         return {
             "functions": {
@@ -252,7 +268,11 @@ class Hlo:
                     fail("refine", name, "needs the types of all arguments", "Say --types 'tensor<16xf32>,...'")
                 self._within_bounds(types)
                 later = [n for n, _ in found[i + 1 :]]
-                options = _types(self._in_part(types) if "stablehlo-refine-shapes" in later else types)
+                left = self._in_part(types) if "stablehlo-refine-shapes" in later else types
+                if left is None:
+                    yield name
+                    continue
+                options = _types(left)
             if name not in OWN:
                 self._refuse_zeros()
             with self.reporting(name):
@@ -294,27 +314,39 @@ class Hlo:
                 if most != DYNAMIC and max(n, bound) > most:
                     fail("refine", f"argument {i} dim {d}", f"{max(n, bound)} is over its bound {most}")
         if not any(t.dynamic for t in given):
+            if "stablehlo.set_dimension_size" in self.counts():
+                fail("refine", "module", "sets sizes up to bounds (set_dimension_size), which no pass makes static",
+                     "Write the program without bounds")  # fmt: skip
             with self.reporting("bounds"):
                 self.module = ir.Module.parse(BOUNDS.sub("", self.text), self.context)
 
-    def _in_part(self, types: Sequence[str]) -> list[str]:
+    def _in_part(self, types: Sequence[str]) -> list[str] | None:
         """What is left for refine-arguments: a type that stays dynamic in part is set here, since refine-shapes takes
-        the wrapper that the pass would put around it for an error."""
+        the wrapper that the pass would put around it for an error. All are, where one has bounds: the pass is given
+        its types with commas between them."""
         from jaxlib.mlir import ir
 
         main, left = self.main, list(types)
         if not any("?" in text for text in types):
             return left
-        self.copy().run(["refine-arguments"], types)  # which says what is wrong with them
+        bounds = any("," in text for text in types)
+        self.copy().run(["refine-arguments"], [BOUNDS.sub("", t) for t in types])  # which says what is wrong with them
         with self.reporting("stablehlo-refine-arguments"):
             for i, (text, arg) in enumerate(zip(types, main.entry_block.arguments, strict=True)):
-                if "?" in text and (wanted := ir.Type.parse(text)) != arg.type:
+                if (bounds or "?" in text) and (wanted := ir.Type.parse(text)) != arg.type:
                     arg.set_type(wanted)
                     left[i] = str(wanted)
-            end = list(main.entry_block.operations)[-1]
-            ins, outs = [a.type for a in main.entry_block.arguments], [v.type for v in end.operands]
-            main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(ins, outs))
-        return left
+            self.set_type()
+        return None if bounds else left
+
+    def set_type(self) -> None:
+        """The type of main anew, from its arguments and what it returns."""
+        from jaxlib.mlir import ir
+
+        main = self.main
+        end = list(main.entry_block.operations)[-1]
+        ins, outs = [a.type for a in main.entry_block.arguments], [v.type for v in end.operands]
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(ins, outs))
 
     def type(self, text: str) -> Type:
         """A tensor type from its text."""
@@ -339,7 +371,7 @@ def _hash(data: bytes) -> bytes:
 
 def _check_seal(data: bytes, subject: str) -> None:
     """Artifacts of others have none."""
-    for found in re.finditer(UNSEALED[:-64] + rb"([0-9a-f]{64})", data):
+    for found in re.finditer(UNSEALED[:-64] + rb"(.{64})", data, re.S):
         if _hash(data.replace(found[0], UNSEALED)) != found[1]:
             fail("refine", subject, "is damaged: its checksum is another one", "Write it again")
 
@@ -356,15 +388,18 @@ def _dotted(version: Sequence[int]) -> str:
 
 # ---------------------------------------------------------------- passes by name
 def split(text: str) -> list[str]:
-    """At commas, but for those inside brackets.
+    """At commas, but for those inside brackets and quotes.
 
     >>> split("tensor<16xf32>, tensor<?x4xf32, #stablehlo.bounds<16, ?>>")
     ['tensor<16xf32>', 'tensor<?x4xf32, #stablehlo.bounds<16, ?>>']
+    >>> split("refine-arguments='types=tensor<2xf32>,tensor<3xf32>', cse")
+    ["refine-arguments='types=tensor<2xf32>,tensor<3xf32>'", 'cse']
     """
-    parts, depth = [""], 0
+    parts, depth, quote = [""], 0, ""
     for c in text:
         depth += (c in "<{") - (c in ">}")
-        if c == "," and depth == 0:
+        quote = "" if c == quote else quote or (c if c in "'\"" else "")
+        if c == "," and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += c
@@ -398,75 +433,3 @@ def _find(name: str) -> tuple[str, str]:
             return full, brace + rest
     shown = sorted(n.removeprefix("stablehlo-") for n in known)
     fail("refine", f"pass {head!r}", "is not known", f"There are: remove-dynamism, {', '.join(shown)}")
-
-
-def fold_constant_broadcast(hlo: Hlo) -> None:
-    """A number that is broadcast to a known shape becomes a constant of that shape."""
-    from jaxlib.mlir import ir
-
-    stablehlo = bindings()
-    for op in list(hlo.operations()):
-        if op.name != "stablehlo.broadcast_in_dim" or type_of(op.results[0].type).dynamic:
-            continue
-        source = getattr(op.operands[0].owner, "operation", None)  # an argument's owner is a block
-        if source is None or source.name != "stablehlo.constant":
-            continue
-        value = ir.DenseElementsAttr(source.attributes["value"])
-        if not value.is_splat:
-            continue
-        with ir.InsertionPoint(op), op.location:
-            whole = ir.DenseElementsAttr.get_splat(op.results[0].type, value.get_splat_value())
-            made = stablehlo.ConstantOp(whole)
-        op.results[0].replace_all_uses_with(made.result)
-        op.erase()
-        if not list(source.results[0].uses):
-            source.erase()
-
-
-def refine_polymorphic_shapes(hlo: Hlo) -> None:
-    """XLA's own way from refined arguments to a static module: it inlines, refines, and checks the assertions."""
-    from jax._src.lib import _jax
-    from jaxlib.mlir import ir
-
-    made = _jax.mlir.refine_polymorphic_shapes(
-        hlo.bytecode(), enable_shape_assertions=True, validate_static_shapes=True
-    )
-    hlo.module = ir.Module.parse(made, hlo.context)
-
-
-def inline(hlo: Hlo) -> None:
-    """Calls replaced by the bodies they call, in main; MLIR's own pass does not know StableHLO's operations."""
-    from jaxlib.mlir import ir
-
-    functions = {f.name.value: f for f in hlo.module.body.operations if f.operation.name == "func.func"}
-    while calls := [op for op in hlo.operations() if op.name == "func.call" and _owner(op) == hlo.main.name.value]:
-        for call in calls:
-            body = functions[call.attributes["callee"].value].entry_block
-            known = dict(zip(body.arguments, call.operands, strict=True))
-            for op in body.operations:
-                if op.operation.name == "func.return":
-                    made = [known.get(v, v) for v in op.operation.operands]
-                    break
-                copy = op.operation.clone(ir.InsertionPoint(call))
-                for inner in (copy, *inside(copy)):
-                    for i, v in enumerate(inner.operands):
-                        if v in known:
-                            inner.operands[i] = known[v]
-                known.update(zip(op.operation.results, copy.results, strict=True))
-            for old, new in zip(call.results, made, strict=True):
-                old.replace_all_uses_with(new)
-            call.erase()
-
-
-def _owner(op: Any) -> str:
-    """The function that an operation stands in."""
-    while op.name != "func.func":
-        op = op.parent.operation
-    return op.attributes["sym_name"].value
-
-
-OWN: dict[str, Callable[[Hlo], None]] = {
-    "inline": inline,
-    "fold-constant-broadcast": fold_constant_broadcast,
-    "refine-polymorphic-shapes": refine_polymorphic_shapes,
-}

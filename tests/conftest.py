@@ -11,9 +11,11 @@ settings.load_profile("same")
 
 
 def pytest_addoption(parser):
-    """`--regen-golden` rewrites tests/golden; `--write-programs` leaves programs for `make asan`."""
+    """`--regen-golden` rewrites tests/golden; `--write-programs` leaves programs for `make asan`; `--all-cases` runs
+    every case of an op as StableHLO."""
     parser.addoption("--regen-golden", action="store_true", help="write the golden files of the tests anew")
     parser.addoption("--write-programs", action="store_true", help="write the programs of the tests to build/programs")
+    parser.addoption("--all-cases", action="store_true", help="run every case of an op as StableHLO, not one an op")
 
 
 @pytest.fixture(scope="session")

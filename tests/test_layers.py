@@ -28,7 +28,8 @@ SEES = {
     "mapped": {"errors", "cache"},
     "signature": {"errors", "contract", "mapped", "tables"},
     "mlir": {"errors"},
-    "refine": {"errors", "mlir"},
+    "own_passes": {"errors", "mlir"},
+    "refine": {"errors", "mlir", "own_passes"},
     "hlo": {
         *("_native", "errors", "cache", "dims", "contract", "reading", "program", "signature", "quant", "ops"),
         *("passes", "nodes", "frontend", "propagate", "capture", "lowering", "refine", "mlir", "turns"),

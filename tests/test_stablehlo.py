@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils._pytree as pytree
@@ -77,15 +78,14 @@ def test_what_lies_in_the_padding_does_not_matter(name: str, monkeypatch: pytest
     check(got, eager(name)(*args))
 
 
-@pytest.mark.parametrize("name", ["add_one", "feed forward", "attention", "cond on a size", "nonzero"])
+@pytest.mark.parametrize("name", ALL)
 def test_differential(name: str) -> None:
     """Refined at n, by XLA and by the reference interpreter: as eager."""
     m, n = ALL[name], ALL[name].sizes[1]
     args = args_of(m, n)
     program = made(name)
-    symbol = program.contract.symbols[0].name
-    refined = program.refine(**{symbol: n})
-    assert refined.hlo.static and not refined.contract.symbols
+    refined = program.refine(**{s.name: x.shape for s, x in zip(program.contract.inputs, args, strict=True)})
+    assert refined.hlo.static and not refined.inner.symbols
     for run in (refined, refined.interpret, program.interpret):
         check(run(*args), eager(name)(*args))
 
@@ -95,6 +95,18 @@ def test_the_interpreter_runs_the_bounded_form() -> None:
     m = MODELS["feed forward"]
     args = args_of(m, 5)
     check(made("feed forward", bounds=True).interpret(*args), eager("feed forward")(*args))
+
+
+def test_the_interpreter_knows_every_dtype() -> None:
+    """Bits go in and out; of bf16 too, which numpy has not."""
+
+    class Kinds(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x * 2, x > 0, x.double(), x.to(torch.uint8), x.half()
+
+    x = torch.tensor([1.0, 0.0, 3.0]).bfloat16()
+    program = keepdim.to_stablehlo(Kinds(), (torch.randn(5).bfloat16(),), dynamic_shapes=({0: dim("n")},))
+    check(program.interpret(x), Kinds()(x), limit=0)
 
 
 # ---------------------------------------------------------------- text
@@ -159,6 +171,14 @@ REFUSED = {
         r"\[refine\] size 'length': = 3 is no size of the program. Say batch=..., seq_len=..., x=",
     ),
     "no number": ({"seq_len": "3"}, r"\[refine\] size 'seq_len': = '3' is no size"),
+    "a symbol and another shape": (
+        {"x": (2, 9, 32), "seq_len": 8},
+        r"\[refine\] input 0 'x' dim 1: expected seq_len = 8, got 9",
+    ),
+    "texts in a shape": ({"x": ("a", 9, 32)}, r"\[refine\] size 'x': = \('a', 9, 32\) is no size"),
+    "none in a shape": ({"x": (2, None, 32)}, r"\[refine\] size 'x': = \(2, None, 32\) is no size"),
+    "floats in a shape": ({"x": (2.0, 9, 32)}, r"\[refine\] size 'x': = \(2.0, 9, 32\) is no size"),
+    "a truth": ({"seq_len": True}, r"\[refine\] size 'seq_len': = True is no size"),
 }
 
 
@@ -169,6 +189,31 @@ def test_refine_refuses_before_any_pass(case: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Hlo, "run", lambda *_: pytest.fail("a pass was run"))
     with pytest.raises(keepdim.KeepdimError, match=sentence):
         made("two symbols").refine(**sizes)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return x.repeat(2) + y + z.sum()
+
+
+def test_refine_by_whichever_input_shows_a_symbol() -> None:
+    """Sizes are solved from the shapes that are given, of any kind of integer; what does not fit is refused."""
+    s, t = dim("s", 8), dim("t", 8)
+    args = (torch.randn(3), torch.randn(6), torch.randn(8))
+    program = keepdim.to_stablehlo(Doubled(), args, dynamic_shapes=({0: s}, {0: 2 * s}, {0: t}))
+    for sizes in ({"y": (8,), "z": (2,)}, {"s": np.int64(4), "t": 2}, {"x": torch.Size([4]), "y": [8], "t": 2}):
+        refined = program.refine(**sizes)
+        given = torch.randn(4), torch.randn(8), torch.randn(2)
+        assert refined.hlo.static
+        check(refined(*given), Doubled()(*given))
+    assert [str(t) for t in program.refine(y=(8,)).hlo.inputs] == ["tensor<4xf32>", "tensor<8xf32>", "tensor<?xf32>"]
+    for sizes, sentence in (
+        ({"y": (7,)}, r"input 1 'y' dim 0: expected 2\*s = 6, got 7"),
+        ({"y": (18,)}, r"input 0 'x' dim 0: s = 9 is out of range 1..8"),
+        ({"x": (4,), "y": (10,)}, r"input 1 'y' dim 0: expected 2\*s = 8, got 10"),
+    ):
+        with pytest.raises(keepdim.KeepdimError, match=rf"\[refine\] {sentence}"):
+            program.refine(**sizes)
 
 
 def test_a_bounded_program_is_not_refined() -> None:
@@ -182,6 +227,8 @@ CALLS = {
     "out of range": ((torch.randn(257),), r"\[bind\] input 0 'x' dim 0: n = 257 is out of range 1..256"),
     "rank": ((torch.randn(3, 3),), r"\[bind\] input 0 'x': expected 1 dims"),
     "dtype": ((torch.zeros(3, dtype=torch.int64),), r"\[bind\] input 0 'x': .*i64"),
+    "meta": ((torch.empty(3, device="meta"),), r"\[bind\] input 0 'x': is strided on meta, not dense on the CPU"),
+    "sparse": ((torch.ones(3).to_sparse(),), r"\[bind\] input 0 'x': is sparse_coo on cpu, not dense on the CPU"),
     "count": ((torch.randn(3), torch.randn(3)), r"\[bind\] call: its arguments do not have the structure"),
 }
 
@@ -243,6 +290,71 @@ def test_a_size_from_zero_on() -> None:
     for n in (0, 1, 9):
         x = torch.randn(n)
         check(program(x), x + 1)
+
+
+class ReadsOfNothing(torch.nn.Module):
+    """Ops that read at positions, of arrays that may have none."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        n = x.shape[0]
+        at = torch.arange(n)
+        return (
+            x[x > 0], x[at], x.gather(0, at[:, None].expand(-1, 3)), x.sort(0)[0], x.cumsum(0), torch.diagonal(x),
+            torch.unique((x * 3).long(), return_inverse=True), x.index_select(0, at), x.roll(1, 0),
+            x[: 2 * (n // 2) : 2],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("bounds", [False, True], ids=["dynamic", "bounded"])
+def test_nothing_is_read_of_empty_arrays(bounds: bool) -> None:
+    """jax reads only where it knows that there is something."""
+    program = keepdim.to_stablehlo(
+        ReadsOfNothing(), (torch.randn(4, 3),), dynamic_shapes=({0: dim("n", 9, 0)},), bounds=bounds
+    )
+    for n in (0, 1, 9, 0):
+        x = torch.randn(n, 3)
+        check(program(x), ReadsOfNothing()(x))
+
+
+def test_what_jax_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it does so when everything is traced."""
+    from keepdim.hlo import export
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ValueError("not so")
+
+    monkeypatch.setattr(export.jax_export, "export", refuse)
+    with pytest.raises(keepdim.KeepdimError, match=r"\[stablehlo\] program: jax refuses it: not so"):
+        keepdim.to_stablehlo(AddOne(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))
+
+
+def test_shapes_of_variable_arguments() -> None:
+    """All of *args stand in one tuple, as torch wants it."""
+
+    class Sum(torch.nn.Module):
+        def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+            return parts[0] + parts[1]
+
+    args, one = (torch.randn(4), torch.randn(4)), {0: dim("n")}
+    with pytest.raises(
+        keepdim.KeepdimError, match=r"\[capture\] dynamic_shapes of \*parts: have no entry for argument"
+    ):
+        keepdim.to_stablehlo(Sum(), args, dynamic_shapes=(one, one))
+    program = keepdim.to_stablehlo(Sum(), args, dynamic_shapes=((one, one),))
+    check(program(torch.ones(7), torch.ones(7)), 2 * torch.ones(7))
+
+
+def test_what_a_row_does_not_take_is_decomposed() -> None:
+    """An alpha is, into ops that have rows."""
+
+    class Less(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.rsub(x, 1, alpha=2)
+
+    program = keepdim.to_stablehlo(Less(), (torch.randn(4),), dynamic_shapes=({0: dim("n", 9)},))
+    for n in (1, 9, 1):
+        x = torch.randn(n)
+        check(program(x), 1 - 2 * x)
 
 
 def test_an_exported_program() -> None:

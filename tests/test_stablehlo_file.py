@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hlo_models import MODELS, TEXT, AddOne, FeedForward, dim
+import torch.utils._pytree as pytree
+from hlo_models import BY_DATA, MODELS, TEXT, AddOne, FeedForward, dim
 from torch import nn
 
 import keepdim
@@ -56,6 +59,76 @@ def test_saved_and_loaded_without_the_source(model: nn.Module, bounds: bool, tmp
         refined.save(tmp_path / "static.mlirbc")
         x = torch.randn(1, 16, 32)
         close(keepdim.load_stablehlo(tmp_path / "static.mlirbc")(x), model(x))
+
+
+@pytest.mark.parametrize("bounds", [False, True], ids=["dynamic", "bounded"])
+@pytest.mark.parametrize("name", MODELS | BY_DATA)
+def test_every_model_is_saved(name: str, bounds: bool, tmp_path: Path) -> None:
+    """Sizes that data decides too: loaded, it is the same program, right at both ends."""
+    m = (MODELS | BY_DATA)[name]
+    eager = m.make().eval().requires_grad_(False)
+    first = keepdim.to_stablehlo(eager, m.args(m.example), dynamic_shapes=m.shapes, bounds=bounds)
+    first.save(tmp_path / "m.mlirbc")
+    second = keepdim.load_stablehlo(tmp_path / "m.mlirbc")
+    assert (second.contract, second.inner) == (first.contract, first.inner)
+    for n in (m.sizes[0], m.sizes[-1], m.sizes[0]):
+        args = m.args(n)
+        for got, want in zip(pytree.tree_leaves(second(*args)), pytree.tree_leaves(eager(*args)), strict=True):
+            close(got, want)
+
+
+class Kinds(nn.Module):
+    """Weights of several dtypes, two of them of the same bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.randn(8).bfloat16())
+        self.register_buffer("kept", torch.randn(8) > 0)
+        self.register_buffer("flat", torch.zeros(8))
+        self.register_buffer("square", torch.zeros(2, 4))
+        self.register_buffer("whole", torch.zeros(8, dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = torch.where(self.kept, x, -x) + self.flat
+        return y * self.whole, y.view(-1, 2, 4) + self.square, torch.where(x > 0, self.scale, -self.scale)
+
+
+@pytest.mark.parametrize("bounds", [False, True], ids=["dynamic", "bounded"])
+@pytest.mark.parametrize("make", [FeedForward, Kinds])
+def test_weights_inside(make: Any, bounds: bool, tmp_path: Path) -> None:
+    """One file has all; what is loaded takes no weights, and is refined and saved again as any other."""
+    eager, width = make().eval().requires_grad_(False), 32 if make is FeedForward else 8
+    example, path = (torch.randn(3, width),), tmp_path / "m.mlirbc"
+    keepdim.to_stablehlo(eager, example, dynamic_shapes=({0: dim("n", 64)},), bounds=bounds).save(path, inside=True)
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["m.mlirbc"]
+    program = keepdim.load_stablehlo(path)
+    programs = [program] if bounds else [program, program.refine(n=9)]
+    for p in programs:
+        for n in (1, 9, 64, 1) if p is program else (9,):
+            x = torch.randn(n, width)
+            for got, want in zip(pytree.tree_leaves(p(x)), pytree.tree_leaves(eager(x)), strict=True):
+                close(got, want)
+
+
+OTHERS = {
+    "values": (lambda w: w + 1, "has other values"),
+    "shape": (lambda w: w.T.copy(), r"is float32\[64, 32\], not f32\[32, 64\]"),
+    "dtype": (lambda w: w.astype(np.float64), r"is float64\[32, 64\], not f32"),
+    "texts": (lambda w: np.array(["a"]), r"is <U1\[1\], not f32"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_weights_beside_it_are_refused(case: str, model: nn.Module, tmp_path: Path) -> None:
+    """By shape, dtype and hash, before anything is run with them."""
+    made(model).save(tmp_path / "m.mlirbc")
+    beside = tmp_path / "m.mlirbc.npz"
+    weights = dict(np.load(beside))
+    name = next(k for k, w in weights.items() if w.shape == (32, 64))
+    change, why = OTHERS[case]
+    np.savez(beside, **{**weights, name: change(weights[name])})
+    with pytest.raises(keepdim.KeepdimError, match=rf"m\.mlirbc\.npz: has not the weights .*{why}"):
+        keepdim.load_stablehlo(tmp_path / "m.mlirbc")
 
 
 def test_halves_are_kept_bit_for_bit(tmp_path: Path) -> None:
@@ -130,6 +203,42 @@ def test_any_stablehlo_runs(tmp_path: Path) -> None:
         keepdim.load_stablehlo(tmp_path / "c.mlir")
 
 
+def test_a_function_of_another_name_runs(tmp_path: Path) -> None:
+    """The only one of a module is its main."""
+    (tmp_path / "m.mlir").write_text(TEXT.replace("@main", "@f").replace("public", "private"))
+    program = keepdim.load_stablehlo(tmp_path / "m.mlir")
+    for n in (3, 5, 3):
+        close(program(x := torch.randn(n)), x + 1)
+
+
+def test_what_others_wrote_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """An attribute of ours that is no text, and a call that XLA does not know."""
+    path = tmp_path / "m.mlir"
+    path.write_text(f"module attributes {{keepdim.program = 3 : i64}} {{ {TEXT} }}")
+    with pytest.raises(keepdim.KeepdimError, match=r"\[refine\] keepdim.program: is no text \(3\)"):
+        keepdim.load_stablehlo(path)
+    t = "tensor<2xf32>"
+    call = f"%0 = stablehlo.custom_call @unknown(%x) : ({t}) -> {t}"
+    path.write_text(f"func.func @main(%x: {t}) -> {t} {{ {call}\n return %0 : {t} }}")
+    with pytest.raises(keepdim.KeepdimError, match=r"\[run\] program: is not compiled by XLA: .*unknown"):
+        keepdim.load_stablehlo(path)(torch.randn(2))
+
+
+BY_A_VALUE = """func.func @main(%x: tensor<f32>, %s: tensor<1xi64>) -> tensor<?xf32> {
+  %0 = stablehlo.dynamic_broadcast_in_dim %x, %s, dims = [] : (tensor<f32>, tensor<1xi64>) -> tensor<?xf32>
+  return %0 : tensor<?xf32>
+}"""
+
+
+def test_a_size_that_only_data_decides_is_refused(tmp_path: Path) -> None:
+    """By the interpreter, which would end the process, and by XLA."""
+    (tmp_path / "m.mlir").write_text(BY_A_VALUE)
+    program = keepdim.load_stablehlo(tmp_path / "m.mlir")
+    for run, why in ((program.interpret, "has sizes that only data decides"), (program, "is not compiled by XLA: ")):
+        with pytest.raises(keepdim.KeepdimError, match=rf"\[run\] program: {why}"):
+            run(torch.tensor(1.0), torch.tensor([4]))
+
+
 # ---------------------------------------------------------------- executables
 def add_one() -> Any:
     return keepdim.to_stablehlo(AddOne(), (torch.randn(4),), dynamic_shapes=({0: dim("n")},))
@@ -148,6 +257,18 @@ def test_executables_are_kept_in_memory_up_to_a_limit() -> None:
     assert program.executables.compiled == 3
     program(torch.randn(2))
     assert program.executables.compiled == 4
+
+
+def test_threads_compile_once_for_a_size() -> None:
+    """Whoever comes second waits; one that is evicted in between is made again."""
+    program = add_one()
+    program.executables.limit, program.executables.disk = 1, 0
+    with ThreadPoolExecutor(6) as pool:
+        for got in pool.map(lambda _: program(torch.ones(3)), range(6)):
+            close(got, torch.full([3], 2.0))
+        assert program.executables.compiled == 1
+        for n, got in zip([1, 2] * 6, pool.map(lambda n: program(torch.ones(n)), [1, 2] * 6), strict=True):
+            close(got, torch.full([n], 2.0))
 
 
 def test_executables_are_kept_on_disk_up_to_a_limit() -> None:

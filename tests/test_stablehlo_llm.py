@@ -73,6 +73,22 @@ def test_states_are_checked() -> None:
     assert out.shape == (1, 1, 128) and len(changed) == 4 and not torch.equal(changed[0], states[0])
 
 
+@pytest.mark.parametrize("bounds", [False, True])
+def test_what_does_not_fit_in_the_context_is_refused(bounds: bool) -> None:
+    """A position is data, and a number of the contract."""
+    made = program(bounds)
+    states = made.new_states()
+
+    def call(n: int, at: int) -> None:
+        made(torch.zeros(1, n, dtype=torch.int64), torch.tensor([at]), torch.tensor([0]), *states)
+
+    call(5, CONTEXT - 5)
+    with pytest.raises(keepdim.KeepdimError, match=r"\[check\] position \+ seq_len <= 64: not true"):
+        call(5, CONTEXT - 4)
+    with pytest.raises(keepdim.KeepdimError, match=r"\[bind\] input 1 'position' element 0: position = -1 is out of"):
+        call(5, -1)
+
+
 def test_a_cache_in_blocks_is_refused() -> None:
     """StableHLO has no such type."""
     with pytest.raises(keepdim.KeepdimError, match=r"\[stablehlo\] state '.*': is q8_0, which StableHLO has not"):
@@ -121,6 +137,7 @@ def test_smollm2(bounds: bool) -> None:
     want = checkpoint.model(tokens).logits[0]
     made = keepdim.to_stablehlo(export_llm(checkpoint.model, CONTEXT), bounds=bounds)
     made.executables.disk = 0
-    got = logits(made, tokens, (1, 5, 1, 57))
-    assert (got - want).abs().max() <= 1e-3  # 30 layers in f32, summed in another order
-    assert made.executables.compiled == (1 if bounds else 3)
+    for parts in ((1, 5, 1, 57), (CONTEXT,), (1,)):
+        got = logits(made, tokens, parts)
+        assert (got - want[: len(got)]).abs().max() <= 1e-3  # 30 layers in f32, summed in another order
+    assert made.executables.compiled == (1 if bounds else 4)

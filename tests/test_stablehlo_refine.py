@@ -85,8 +85,13 @@ def test_listings_on_the_command_line(file: Path, capsys: pytest.CaptureFixture[
         assert main(["refine", str(file), f"--passes={','.join([spelt, *PASSES[1:]])}", "--print-after-each"]) == 0
         assert capsys.readouterr().out == want
     two = "func.func @main(%x: tensor<?xf32>, %y: tensor<?xf32>) -> tensor<?xf32> { return %y : tensor<?xf32> }"
-    hlo = Hlo.parse(two).run(split("refine-arguments=types=tensor<2xf32>,tensor<3xf32>,refine-shapes"))
-    assert [str(t) for t in hlo.inputs] == ["tensor<2xf32>", "tensor<3xf32>"]
+    for types in ("types=tensor<2xf32>,tensor<3xf32>", "'types=tensor<2xf32>,tensor<3xf32>'"):
+        hlo = Hlo.parse(two).run(split(f"refine-arguments={types},refine-shapes"))
+        assert [str(t) for t in hlo.inputs] == ["tensor<2xf32>", "tensor<3xf32>"]
+    add = "func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> { %0 = stablehlo.add %x, %x : tensor<2xf32>\n"
+    hlo = Hlo.parse(add + "%1 = stablehlo.abs %0 : tensor<2xf32>\n return %1 : tensor<2xf32> }")
+    hlo.run(split("wrap-in-composite='op-names=stablehlo.add,stablehlo.abs version=1'"))
+    assert hlo.counts()["stablehlo.composite"] == 2
 
 
 def test_the_pipeline_by_its_name(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +121,14 @@ def test_inspect(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     artifact.write_bytes(Hlo.load(bounded).artifact())
     assert main(["inspect", "--json", str(artifact)]) == 0
     assert json.loads(capsys.readouterr().out)["dynamic"] == about["dynamic"]
+    unranked = tmp_path / "unranked.mlir"
+    unranked.write_text("func.func @main(%x: tensor<*xf32>) -> tensor<*xf32> { return %x : tensor<*xf32> }")
+    assert main(["inspect", str(unranked)]) == 0
+    assert "dynamic: argument 0 (any rank), result 0 (any rank)" in capsys.readouterr().out
+    nested = f"module {{ module @inner {{ {TEXT} }} func.func @main() {{ return }} }}"
+    assert not Hlo.parse(nested).static
+    assert main(["inspect", str(bounded), "--html", str(tmp_path / "page.html")]) == 1
+    assert "[cli] --html: shows .pte files" in capsys.readouterr().err
     several = tmp_path / "several.mlir"  # none of them is main
     several.write_text(
         "func.func @a(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> }"
@@ -132,6 +145,15 @@ def test_inspect(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         Hlo.parse(None)  # type: ignore[arg-type]
 
 
+def test_an_assertion_without_words() -> None:
+    """Others write them so."""
+    text = """func.func @main(%x: tensor<i1>) {
+      stablehlo.custom_call @shape_assertion(%x) {has_side_effect = true} : (tensor<i1>) -> ()
+      return
+    }"""
+    assert Hlo.parse(text).about()["assertions"] == ["(no message)"]
+
+
 T = "tensor<?x4xf32, #stablehlo.bounds<16, ?>>"
 BOUNDED = f"func.func @main(%x: {T}) -> {T} {{ %0 = stablehlo.add %x, %x : {T}\n return %0 : {T} }}"
 
@@ -142,6 +164,20 @@ def test_bounds_are_refined_and_checked() -> None:
     assert hlo.static and [str(t) for t in hlo.results] == ["tensor<9x4xf32>"]
     with pytest.raises(keepdim.KeepdimError, match=r"\[refine\] argument 0 dim 0: 17 is over its bound 16"):
         Hlo.parse(BOUNDED).run(["remove-dynamism"], ["tensor<17x4xf32>"])
+
+
+def test_bounds_that_stay() -> None:
+    """One argument keeps them while another one is refined; what sets sizes by them is refused."""
+    two = f"func.func @main(%x: {T}, %y: tensor<?xf32>) -> ({T}, tensor<?xf32>) {{ %0 = stablehlo.abs %x : {T}\n"
+    hlo = Hlo.parse(f"{two} return %0, %y : {T}, tensor<?xf32> }}").run(["remove-dynamism"], [T, "tensor<3xf32>"])
+    assert [str(t) for t in (*hlo.inputs, *hlo.results)] == [T, "tensor<3xf32>"] * 2
+    sizes = f"""func.func @main(%x: {T}) -> tensor<16x4xf32> {{
+      %c = stablehlo.constant dense<16> : tensor<i32>
+      %0 = stablehlo.set_dimension_size %x, %c, dim = 0 : ({T}, tensor<i32>) -> tensor<16x4xf32>
+      return %0 : tensor<16x4xf32>
+    }}"""
+    with pytest.raises(keepdim.KeepdimError, match=r"\[refine\] module: sets sizes up to bounds"):
+        Hlo.parse(sizes).run(["remove-dynamism"], ["tensor<9x4xf32>"])
 
 
 def test_arguments_refined_in_part() -> None:
@@ -173,6 +209,33 @@ def test_a_function_called_with_two_sizes() -> None:
         Hlo.parse(CALLED_TWICE).run(["remove-dynamism"], types)
     hlo = Hlo.parse(CALLED_TWICE).run(["inline", "symbol-dce", "remove-dynamism"], types)
     assert hlo.static and [str(t) for t in hlo.results] == types and hlo.counts()["func.func"] == 1
+
+
+CALLER = """func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = func.call @callee(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %0 : tensor<2xf32>
+}
+func.func private @callee"""
+NOT_INLINED = {
+    "itself": (
+        "(%x: tensor<2xf32>) -> tensor<2xf32> { %0 = func.call @main(%x) : (tensor<2xf32>) -> tensor<2xf32>\n"
+        "return %0 : tensor<2xf32> }",
+        r"function main: calls itself \(main -> callee -> main\)",
+    ),
+    "blocks": (
+        "(%x: tensor<2xf32>) -> tensor<2xf32> { cf.br ^end\n ^end:\n return %x : tensor<2xf32> }",
+        "function callee: has 2 blocks",
+    ),
+    "no body": ("(tensor<2xf32>) -> tensor<2xf32>", "function callee: has 0 blocks"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_INLINED)
+def test_what_is_not_inlined(case: str) -> None:
+    """A sentence each, and an end."""
+    body, sentence = NOT_INLINED[case]
+    with pytest.raises(keepdim.KeepdimError, match=rf"\[refine\] {sentence}.* and cannot be inlined"):
+        Hlo.parse(CALLER + body).run(["inline"])
 
 
 WRONG = {
@@ -233,6 +296,19 @@ def test_files_that_are_not_what_they_seem(tmp_path: Path) -> None:
             _ = Hlo.parse(source).main
     with pytest.raises(keepdim.KeepdimError, match=r"\[refine\] .*none.mlir: cannot be read"):
         Hlo.load(tmp_path / "none.mlir")
+
+
+def test_a_module_that_cannot_be_printed() -> None:
+    """As of a damaged artifact that jaxlib reads: texts in it are not UTF-8."""
+
+    class Damaged:
+        def __str__(self) -> str:
+            raise RuntimeError("conversion error")
+
+    hlo = Hlo.parse(TEXT)
+    hlo.module = Damaged()
+    with pytest.raises(keepdim.KeepdimError, match=r"\[refine\] text: conversion error"):
+        _ = hlo.text
 
 
 def test_split_at_commas_outside_of_brackets() -> None:

@@ -18,7 +18,7 @@ from ..ops import ROWS as OPS
 from ..ops import Args, Shape, Sink, Unsupported
 from ..ops import Row as OpRow
 from ..program import NONE
-from .table import Array, Call, highest, iota, product, row, take
+from .table import Array, Call, highest, iota, nonempty, product, row, take
 
 aten = torch.ops.aten
 ROWS_OF_DATA: dict[Any, OpRow | None] = dict(OPS)  # with those of the engines
@@ -176,7 +176,8 @@ class Runs:
             self.x, self.order = x, places
         before = take(self.x, places - 1, 0)
         self.first = self.here & ((places == 0) | (self.x != before))
-        self.number = jnp.cumsum(self.first.astype(jnp.int32)) - 1  # of the run that an element belongs to
+        first = nonempty(self.first.astype(jnp.int32), [0])
+        self.number = lax.slice_in_dim(jnp.cumsum(first), 0, x.shape[0]) - 1  # of the run that an element belongs to
 
 
 @row("unique_count")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .table import DTYPES, Array, Call, number, row
+from .table import DTYPES, Array, Call, iota, number, row, take
 
 
 def floats(dtype: Any) -> bool:
@@ -57,6 +57,7 @@ def power(x: Array, y: Array) -> Array:
     return jnp.where(y >= 0, whole, jnp.where(x == 1, 1, jnp.where(x == -1, odd, 0))).astype(x.dtype)
 
 
+ROOTS = {0.5: jnp.sqrt, -0.5: lax.rsqrt}  # as torch: other than powers at -inf and -0
 SAME: dict[str, Callable[..., Array]] = {
     "abs": jnp.abs, "neg": lambda x: -x, "sign": sign, "ceil": jnp.ceil, "floor": jnp.floor, "round": jnp.round,
     "trunc": jnp.trunc, "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
@@ -73,7 +74,7 @@ WIDE: dict[str, Callable[..., Array]] = {
     "sinh": jnp.sinh, "cosh": jnp.cosh, "tanh": jnp.tanh, "asinh": jnp.arcsinh, "acosh": jnp.arccosh,
     "atanh": jnp.arctanh, "erf": lax.erf, "erfc": lax.erfc, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu,
     "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6, "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
-    "div": jnp.divide, "div_floor": divide_floor, "pow": power, "atan2": jnp.arctan2,
+    "div": jnp.divide, "div_floor": divide_floor, "atan2": jnp.arctan2,
     "swiglu": lambda gate, x: jax.nn.silu(gate) * x,
 }  # fmt: skip
 for _name, _f in SAME.items():
@@ -136,17 +137,26 @@ def _cast(c: Call) -> Array:
     return cast(c.ins[0], DTYPES[c.out.dtype])
 
 
-def rotate_half(x: Array) -> Array:
-    """The second half negated, before the first half."""
-    half = x.shape[-1] // 2
-    return jnp.concatenate((-x[..., half:], x[..., :half]), -1)
-
-
-def turn(x: Array, cos: Array, sin: Array) -> Array:
-    """Rope: pairs of the two halves turned by an angle."""
-    return x * cos + rotate_half(x) * sin
+def turn(x: Array, cos: Array, sin: Array, half: Any = None) -> Array:
+    """Rope: pairs of the two halves turned by an angle; `half` is their size where x has only room for both."""
+    if half is None:
+        half = x.shape[-1] // 2
+        swapped = jnp.concatenate((-x[..., half:], x[..., :half]), -1)
+    else:
+        place = iota([x.shape[-1]], 0)
+        first = place < half
+        swapped = take(x, jnp.where(first, place + half, place - half), x.ndim - 1)
+        swapped = jnp.where(first, -swapped, swapped)
+    return x * cos + swapped * sin
 
 
 @row("rope")
 def _rope(c: Call) -> Array:
-    return turn(*c.args())
+    x, cos, sin = c.args()
+    return turn(x, cos, sin, None if c.sizes.exact(c.dims[-1]) else c.size(0, -1) // 2)
+
+
+@row("pow")
+def _pow(c: Call) -> Array:
+    root = ROOTS.get(c.attr("other")) if isinstance(c.attr("other"), float) and floats(c.dtype) else None
+    return halves(power)(c) if root is None else root(c.wide(c.ins[0])).astype(c.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,11 +18,12 @@ from torch.export.graph_signature import OutputKind
 
 from .. import frontend, passes
 from ..capture import Captured, capture
-from ..contract import BLOCKS, Contract, Spec, Symbol
+from ..contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
 from ..dims import CMPS, Dim
 from ..errors import fail
 from ..lowering import open_sizes
 from ..nodes import Symbols
+from ..ops import ROWS as OPS
 from ..ops import Unsupported
 from ..passes import Lowered
 from ..program import NONE, Node, Program, Region, Value, walk
@@ -34,11 +35,12 @@ from ..signature import Signature
 from ..turns import in_turn
 from .data import ROWS_OF_DATA
 from .program import Argument, StableHLOProgram
-from .table import DTYPES, ROWS, Array, Call, Sizes, number, product, refused
+from .table import DTYPES, ROWS, Array, Call, Sizes, iota, number, product, refused, take
 from .xla import x64
 
 CHANGES = {"cached_attention": (4, 5)}  # op → the operands that it gives new values, behind its result
 RESULT_INFO = re.compile(r" \{jax\.result_info = \"[^\"]*\"\}")  # on every result, and nothing in it
+REFUSALS = (TypeError, ValueError, NotImplementedError, jax.errors.InconclusiveDimensionOperation)  # of jax
 CLEAN = ("inline", "canonicalize", "cse", "symbol-dce")
 
 
@@ -71,16 +73,24 @@ def to_stablehlo(
         lowered = program_of(captured)
     except Unsupported as e:
         fail("stablehlo", type(model).__name__, str(e), cause=e)
-    return emit(lowered, captured.signature, bounds)
+    return emit(lowered, _with_positions(lowered.program, captured.signature), bounds)
 
 
 # ---------------------------------------------------------------- the Program
 def program_of(captured: Captured) -> Lowered:
-    """The whole model as one Program: as torch.export wrote it, or in core ATen where an op has no row."""
+    """The whole model as one Program: as torch.export wrote it, or in core ATen where an op has no row, or also where
+    one has a row that does not take it."""
     try:
         return _lower(captured.program, read(captured.program, captured.names)[1])
     except Unsupported:
-        return _lower(*_decomposed(captured))
+        pass
+    try:
+        return _lower(*_decomposed(captured, ROWS_OF_DATA.keys()))
+    except Unsupported as e:
+        try:
+            return _lower(*_decomposed(captured, ROWS_OF_DATA.keys() - OPS.keys()))
+        except Unsupported:
+            raise e from None
 
 
 def _lower(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> Lowered:
@@ -91,15 +101,15 @@ def _lower(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> Lowered:
     return passes.run(*lowered)
 
 
-def _decomposed(captured: Captured) -> tuple[ExportedProgram, Mapping[str, Dim]]:
-    """In core ATen, but for ops that have a row; sizes stay what they are."""
+def _decomposed(captured: Captured, kept: Collection[Any]) -> tuple[ExportedProgram, Mapping[str, Dim]]:
+    """In core ATen, but for these ops; sizes stay what they are."""
     ep = captured.program
     contract, symbols = read(ep, captured.names)
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
-    table = torch.export.default_decompositions()
-    for target in ROWS_OF_DATA:
-        table.pop(target, None)
     with open_sizes(env):
+        table = torch.export.default_decompositions()  # here, where none of them decides a size
+        for target in kept:
+            table.pop(target, None)
         ep = ep.run_decompositions(table)
         settle(ep, contract, Symbols(symbols, env))
     return ep, symbols
@@ -126,13 +136,14 @@ def _run(program: Program, nodes: Sequence[Node], sizes: Sizes, values: dict[int
                     [None if i == NONE else program.value(i) for i in node.ins], out)  # fmt: skip
         try:
             made = _cond(program, call, values) if node.op == "cond" else ROWS[node.op](call)
-        except (TypeError, ValueError, NotImplementedError, jax.core.InconclusiveDimensionOperation) as e:
+        except REFUSALS as e:
             raise refused(subject, e) from e
         made = made if isinstance(made, tuple) else (made,)
         places = (*node.outs, *(node.ins[k] for k in CHANGES.get(node.op, ())))
         for i, y in zip(places, made, strict=True):
             v = program.value(i)
             promised = [sizes.extent(d) for d in v.dims]
+            y = _as_promised(y, promised)
             if list(y.shape) != promised or y.dtype != DTYPES[v.dtype]:
                 fail("stablehlo", subject, f"gives {y.dtype}{list(y.shape)}, promised is {v.dtype}{promised}")
             values[i] = y
@@ -140,6 +151,16 @@ def _run(program: Program, nodes: Sequence[Node], sizes: Sizes, values: dict[int
             sizes.numbers[node.attrs["symbol"]] = made[0]
             if node.op != "item":
                 sizes.rooms[node.attrs["symbol"]] = product(call.given[0]).substitute(sizes.rooms)
+
+
+def _as_promised(y: Array, promised: Sequence[Any]) -> Array:
+    """With the sizes as we write them: jax does not see that (n - 70) // 7 + 1 is n // 7 - 9, and asserts it then."""
+    for axis, (have, want) in enumerate(zip(y.shape, promised, strict=False)):
+        if have != want and not isinstance(have, int) and not isinstance(want, int):
+            sizes = [jnp.asarray(have), jnp.asarray(want)]
+            shape_assertion(sizes[0] == sizes[1], *sizes, error_message="a size is {0} and not {1}")
+            y = take(y, iota([want], 0), axis)
+    return y
 
 
 def _cond(program: Program, call: Call, values: Mapping[int, Any]) -> tuple[Array, ...]:
@@ -194,7 +215,10 @@ def emit(lowered: Lowered, signature: Signature, bounds: bool) -> StableHLOProgr
         specs += [([], "i32") for _ in symbols if bounds]
         specs += [([d.eval({}) for d in v.dims], _stored(v)) for _, v in named]
         structs = [jax.ShapeDtypeStruct(dims, DTYPES[dtype]) for dims, dtype in specs]
-        exported = jax_export.export(jax.jit(run, keep_unused=True), platforms=["cpu"])(*structs)
+        try:
+            exported = jax_export.export(jax.jit(run, keep_unused=True), platforms=["cpu"])(*structs)
+        except REFUSALS as e:
+            raise refused("program", e) from e
         hlo = Hlo.parse(RESULT_INFO.sub("", exported.mlir_module())).run(CLEAN)
     results = [Argument("output", s.name, s.dtype) for s in contract.outputs]
     results += [Argument("count", name, "i64") for name in data]
@@ -202,16 +226,37 @@ def emit(lowered: Lowered, signature: Signature, bounds: bool) -> StableHLOProgr
     return StableHLOProgram(hlo, signature, contract, arguments, results, weights, bounds)
 
 
+def _with_positions(program: Program, signature: Signature) -> Signature:
+    """The signature, and that what is written to a cache fits: an input that says where is a number of the contract."""
+    contract = signature.contract
+    for n in program.walk():
+        if n.op != "cached_attention" or n.ins[3] >= len(program.contract.inputs):
+            continue
+        place, new, context = n.ins[3], program.value(n.ins[1]).dims[-2], program.value(n.ins[4]).dims[-2]
+        known, name = {s.name for s in contract.symbols}, contract.inputs[place].name
+        if name in known or not new.symbols() <= known:
+            continue
+        at = Symbol(name, 0, context.value, Source("item", place, 0, Dim.const(1), Dim.const(0)))
+        fits = Constraint(at.dim + new, "le", context, "a cache has no more room")
+        contract = replace(contract, symbols=(*contract.symbols, at), constraints=(*contract.constraints, fits))
+    return signature._replace(contract=contract)
+
+
 def _contract(program: Program, signature: Signature) -> Contract:
     """The Program's, without counts among its outputs, and with the method's constraints where they are over its
     symbols: integers that travel as tensors have others."""
     known = {s.name for s in program.contract.symbols}
     held = [c for c in signature.contract.constraints if c.lhs.symbols() | c.rhs.symbols() <= known]
-    return replace(program.contract, constraints=tuple(held), outputs=program.contract.outputs[: _shown(program)])
-
-
-def _shown(program: Program) -> int:
-    return len(program.contract.outputs) - sum("symbol" in n.attrs for n in program.walk())
+    counts = [n.attrs["symbol"] for n in program.walk() if "symbol" in n.attrs]
+    shown = len(program.contract.outputs) - len(counts)
+    outputs = program.contract.outputs[:shown]
+    made = {a.name: a for o in outputs for d in o.dims for a in d.syms()}
+    data = [
+        Symbol(name, made[name].lo, made[name].hi, Source("item", shown + k, 0, Dim.const(1), Dim.const(0)))
+        for k, name in enumerate(counts)
+        if name in made
+    ]
+    return replace(program.contract, constraints=tuple(held), outputs=outputs, data=tuple(data))
 
 
 def _stored(v: Value) -> str:

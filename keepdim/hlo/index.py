@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..dims import Dim
-from .table import Array, Call, highest, iota, lowest, row
+from .table import Array, Call, highest, iota, lowest, nonempty, row, take
 
 
 def rows_of(x: Array, index: Array, size: Any, axis: int = 0) -> Array:
     """x at positions of an axis that has `size` of them."""
-    found = jnp.take(x, index, axis=axis, mode="clip")
+    found = take(x, index, axis)
     bad = ((index < 0) | (index >= size)).reshape(*[1] * axis, *index.shape, *[1] * (x.ndim - axis - 1))
     return jnp.where(bad, _bad(x.dtype), found)
 
@@ -49,7 +49,8 @@ def _grid(c: Call, written: bool) -> tuple[Array, ...]:
 @row("gather")
 def _gather(c: Call) -> Array:
     x, n = c.ins[0], c.size(0, c.known("dim"))
-    return jnp.where((c.ins[1] < 0) | (c.ins[1] >= n), _bad(x.dtype), x.at[_grid(c, written=False)].get(mode="clip"))
+    found = nonempty(x, range(x.ndim)).at[_grid(c, written=False)].get(mode="clip")
+    return jnp.where((c.ins[1] < 0) | (c.ins[1] >= n), _bad(x.dtype), found)
 
 
 def _source(c: Call) -> Array:
@@ -94,7 +95,8 @@ def _positions(c: Call, first: int) -> tuple[tuple[Any, ...], tuple[Dim, ...]]:
 
 @row("index")
 def _index(c: Call) -> Array:
-    return c.ins[0].at[_positions(c, 1)[0]].get(mode="fill", fill_value=_bad(c.ins[0].dtype))
+    x = nonempty(c.ins[0], c.each("dims"))
+    return x.at[_positions(c, 1)[0]].get(mode="fill", fill_value=_bad(x.dtype))
 
 
 @row("index_put")
@@ -106,7 +108,7 @@ def _index_put(c: Call) -> Array:
 @row("index_add")
 def _index_add(c: Call) -> Array:
     at, values = _written(c)
-    return at.add(values, mode="drop")
+    return (at.max if c.dtype == jnp.bool_ else at.add)(values, mode="drop")
 
 
 def _written(c: Call) -> tuple[Any, Array]:

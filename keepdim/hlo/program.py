@@ -1,10 +1,10 @@
-"""What a user holds: a StableHLO program with its contract. Refine it, run it, save it."""
+"""What a user holds: a StableHLO program with its contract. Refine it and run it; `file` saves it."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import torch.utils._pytree as pytree
 from msgspec.structs import replace
 
 from .. import _native
-from ..contract import DTYPE_OF, Constraint, Contract, Place, Source, Spec, Symbol, solve
+from ..contract import DTYPE_OF, Constraint, Contract, Place, Spec, Symbol, solve
 from ..dims import Dim, decide, range_text
 from ..errors import KeepdimError, fail
-from ..mlir import DYNAMIC, Type
+from ..mlir import Type
 from ..refine import ASSERTION, Hlo
-from ..signature import Signature, Transport
+from ..signature import Signature
 from . import bounded
 from .xla import Executables, upload
 
@@ -29,8 +29,6 @@ ELEMENTS = {
     "f32": "f32", "f16": "f16", "bf16": "bf16", "f64": "f64", "i8": "i8", "u8": "ui8", "i16": "i16", "i32": "i32",
     "i64": "i64", "bool": "i1",
 }  # fmt: skip
-DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}
-CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.program"
 STATES = "Give what new_states() or the call before gave"
 PART = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
 FULL = (*PART, "check-shape-assertions", "cse")
@@ -48,12 +46,6 @@ class Argument(msgspec.Struct, frozen=True):
     kind: str
     name: str  # a weight's and a state's is its key
     dtype: str
-
-
-class _About(msgspec.Struct):
-    arguments: list[Argument]
-    results: list[Argument]
-    bounded: bool
 
 
 class StableHLOProgram:
@@ -142,45 +134,48 @@ class StableHLOProgram:
         symbols = {s.name: s for s in self.inner.symbols}
         inputs = {s.name: i for i, s in enumerate(self.inner.inputs)}
         values: dict[str, int] = {}
-        shapes: dict[int, tuple[int, ...]] = {}
+        shapes: dict[int, list[int]] = {}
         for name, size in given.items():
-            if name in inputs and isinstance(size, (tuple, list, torch.Size)):
-                shapes[inputs[name]] = tuple(size)
-            elif name in symbols and isinstance(size, int):
-                values[name] = size
+            whole = _whole(size)
+            if name in inputs and isinstance(whole, list):
+                shapes[inputs[name]] = whole
+            elif name in symbols and isinstance(whole, int):
+                values[name] = whole
             else:
                 known = [f"{n}=..." for n in symbols] + [f"{n}=(...)" for n in inputs]
                 fail("refine", f"size {name!r}", f"= {size!r} is no size of the program", f"Say {', '.join(known)}")
-        for s in self.inner.symbols:
-            src, shape = s.source, shapes.get(s.source.input)
-            if shape is None or src.kind != "size" or len(shape) != len(self.inner.inputs[src.input].dims):
-                continue
-            mul, add = (d.substitute({k: Dim.const(v) for k, v in values.items()}) for d in (src.mul, src.add))
-            if mul.value is not None and add.value is not None:
-                values[s.name] = (shape[src.index] - add.value) // mul.value
-        self._check_sizes(values, shapes)
-        return values
-
-    def _check_sizes(self, values: Mapping[str, int], shapes: Mapping[int, tuple[int, ...]]) -> None:
-        known = {k: Dim.const(v) for k, v in values.items()}
         for i, shape in shapes.items():
             spec = self.inner.inputs[i]
             if len(shape) != len(spec.dims):
-                fail(
-                    "refine", f"input {i} {spec.name!r}", f"expected rank {len(spec.dims)} ({spec}), got {list(shape)}"
-                )
+                fail("refine", f"input {i} {spec.name!r}", f"expected rank {len(spec.dims)} ({spec}), got {shape}")
+        self._solve(values, shapes)
+        self._check_sizes(values, shapes)
+        return values
+
+    def _solve(self, values: dict[str, int], shapes: Mapping[int, list[int]]) -> None:
+        """The symbols that shapes show, wherever they show them."""
+        places = [Place("size", i, d, dim) for i in shapes for d, dim in enumerate(self.inner.inputs[i].dims)]
+        found, rest = solve(places, values.keys())
+        for p in rest:
+            spec, open_ones = self.inner.inputs[p.input], sorted(p.dim.symbols() - values.keys())
+            fail("refine", f"input {p.input} {spec.name!r} dim {p.index}",
+                 f"does not tell {' and '.join(open_ones)} of {p.dim}", f"Say {open_ones[0]}=...")  # fmt: skip
+        for s in found:
+            mul, add = s.source.mul.eval(values), s.source.add.eval(values)
+            values[s.name] = (shapes[s.source.input][s.source.index] - add) // mul
+
+    def _check_sizes(self, values: Mapping[str, int], shapes: Mapping[int, list[int]]) -> None:
+        known = {k: Dim.const(v) for k, v in values.items()}
+        for i, shape in shapes.items():
+            spec = self.inner.inputs[i]
             for d, (n, dim) in enumerate(zip(shape, spec.dims, strict=True)):
-                if decide(dim.substitute(known), "eq", n) is False:
-                    want = f"{dim} = {dim.substitute(known)}" if dim.value is None else f"{dim}"
+                if dim.eval(values) != n:
+                    want = f"{dim} = {dim.eval(values)}" if dim.value is None else f"{dim}"
                     fail("refine", f"input {i} {spec.name!r} dim {d}", f"expected {want}, got {n}")
         for s in self.inner.symbols:
-            if (
-                s.name in values
-                and decide(values[s.name], "ge", s.lo or 0) is False
-                or (s.name in values and s.hi is not None and values[s.name] > s.hi)
-            ):
-                where = self.inner.where(s)
-                fail("refine", where, f"{s.name} = {values[s.name]} is out of range {range_text(s.lo, s.hi)}")
+            size = values.get(s.name)
+            if size is not None and (size < (s.lo or 0) or (s.hi is not None and size > s.hi)):
+                fail("refine", self.inner.where(s), f"{s.name} = {size} is out of range {range_text(s.lo, s.hi)}")
         for c in self.inner.constraints:
             if decide(c.lhs.substitute(known), c.cmp, c.rhs.substitute(known)) is False:
                 at = ", ".join(f"{k} = {v}" for k, v in values.items())
@@ -192,7 +187,7 @@ class StableHLOProgram:
         flat, states = self._given(args, kwargs)
         inputs, values = self._bind(flat)
         key = None if self.bounded else tuple([tuple(x.shape) for x in inputs])
-        run = self.executables.get(key) or self._executable(key, values)
+        run = self.executables.get(key, lambda: self._static(values))
         given = bounded.pad(self, inputs) if self.bounded else inputs
         return self._result(run([*map(upload, (*given, *states)), *self._weights()]), values)
 
@@ -224,13 +219,19 @@ class StableHLOProgram:
             inputs = self._check.inputs(flat)
         except _native.Error as e:
             raise KeepdimError(str(e)) from None
+        except RuntimeError as e:  # of torch
+            for i, (spec, x) in enumerate(zip(self.contract.inputs, flat, strict=False)):
+                if isinstance(x, torch.Tensor) and not _dense(x):
+                    fail("bind", f"input {i} {spec.name!r}", f"is {_kind(x)}, not dense on the CPU", cause=e)
+            raise
         inputs = self.signature.pack(flat) if self._special else inputs
         return inputs, self.inner.bind(inputs)
 
     def _check_states(self, states: Sequence[Any]) -> None:
         for a, x, t in zip(self.states, states, self._state_types, strict=True):
-            have = f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-            if not isinstance(x, torch.Tensor) or tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype]:
+            given = isinstance(x, torch.Tensor)
+            if not given or tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype] or not _dense(x):
+                have = f"{x.dtype} {list(x.shape)}, {_kind(x)}" if given else type(x).__name__
                 fail("bind", f"state {a.name!r}", f"expected {a.dtype} {list(t.dims)}, got {have}", STATES)
 
     def new_states(self) -> list[torch.Tensor]:
@@ -249,9 +250,6 @@ class StableHLOProgram:
         """What is compiled for a call."""
         return self.hlo if self.bounded or self.hlo.static else self.refine(**values).hlo
 
-    def _executable(self, key: Any, values: Mapping[str, int]) -> Any:
-        return self.executables.make(key, self._static(values))
-
     def _result(self, outs: Sequence[torch.Tensor], values: dict[str, int]) -> Any:
         """Outputs, cut to their sizes, as the model gives them; states behind them."""
         counts = {a.name: int(y) for a, y in zip(self.results, outs, strict=True) if a.kind == "count"}
@@ -265,92 +263,22 @@ class StableHLOProgram:
         return (result, *changed) if self.states else result
 
     # -- files
-    def save(self, path: str | Path) -> None:
-        """A portable artifact that any StableHLO tool reads; weights stand beside it, in `path + '.npz'`."""
-        hlo = Hlo.parse(self.text)
-        hlo.set_attribute(CONTRACT, self.inner.to_json().decode())
-        hlo.set_attribute(SIGNATURE, self.signature.to_json())
-        about = _About(self.arguments, self.results, self.bounded)
-        hlo.set_attribute(ABOUT, msgspec.json.encode(about).decode())
-        try:
-            Path(path).write_bytes(hlo.artifact())
-            if self.weights:
-                np.savez(_beside(path), **{k: _raw(w) for k, w in self.weights.items()})
-        except OSError as e:
-            fail("save", str(path), f"cannot be written ({e.strerror})", cause=e)
+    def save(self, path: str | Path, inside: bool = False) -> None:
+        """A portable artifact that any StableHLO tool reads; weights stand beside it, in `path + '.npz'`, or inside."""
+        from .file import save
+
+        save(self, path, inside)
 
 
-def _beside(path: str | Path) -> Path:
-    return Path(f"{path}.npz")
-
-
-def _raw(w: torch.Tensor) -> Any:
-    """Bits as numpy has them: a half of torch's own kind as i16."""
-    w = w.detach().contiguous()
-    return (w.view(torch.int16) if w.dtype == torch.bfloat16 else w).numpy()
-
-
-def load_stablehlo(path: str | Path) -> StableHLOProgram:
-    """What `save` wrote; or any StableHLO text or artifact, of which every `?` becomes a symbol."""
-    return from_hlo(Hlo.load(path), path)
-
-
-def from_hlo(hlo: Hlo, path: str | Path) -> StableHLOProgram:
-    """A program of a module, with weights beside the path where it has some."""
-    text = hlo.take_attribute(ABOUT)
-    if text is None:
-        return _foreign(hlo)
+def _whole(size: Any) -> Any:
+    """An integer of any kind as an int, several as a list of them; None for anything else."""
+    if isinstance(size, (tuple, list)):
+        sizes = [_whole(n) for n in size]
+        return sizes if all(isinstance(n, int) for n in sizes) else None
     try:
-        about = msgspec.json.decode(text, type=_About)
-    except msgspec.MsgspecError as e:
-        fail("load", str(path), f"its {ABOUT} cannot be read ({e})", cause=e)
-    contract = Contract.from_json(hlo.take_attribute(CONTRACT) or "")
-    signature = Signature.from_json(hlo.take_attribute(SIGNATURE) or "")
-    weights = _read_weights(path, about.arguments) if any(a.kind == "const" for a in about.arguments) else {}
-    hlo = bounded.inner(hlo) if about.bounded else hlo
-    return StableHLOProgram(hlo, signature, contract, about.arguments, about.results, weights, about.bounded)
-
-
-def _read_weights(path: str | Path, arguments: Sequence[Argument]) -> dict[str, torch.Tensor]:
-    try:
-        with _beside(path).open("rb") as file, np.load(file) as kept:
-            out = {a.name: torch.from_numpy(kept[a.name]) for a in arguments if a.kind == "const"}
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as e:
-        fail("load", str(_beside(path)), f"has not the weights of {path} ({e})", cause=e)
-    dtypes = {a.name: DTYPE_OF[a.dtype] for a in arguments}
-    return {k: w if w.dtype == dtypes[k] else w.view(dtypes[k]) for k, w in out.items()}
-
-
-def _foreign(hlo: Hlo) -> StableHLOProgram:
-    """A module that says nothing of itself: `?` are symbols, bounds are ranges."""
-
-    def spec(i: int, t: Type, what: str) -> Spec:
-        if t.element not in DTYPE_NAMES:
-            fail("load", f"{what} {i}", f"is {t}, which keepdim does not carry")
-        dims = [
-            Dim.symbol(f"{what}{i}_{d}", 0, b if b != DYNAMIC else None) if n == DYNAMIC else Dim.const(n)
-            for d, (n, b) in enumerate(zip(t.dims, t.bounds, strict=True))
-        ]
-        return Spec(f"{what}{i}", DTYPE_NAMES[t.element], tuple(dims))
-
-    inputs = tuple(spec(i, t, "arg") for i, t in enumerate(hlo.inputs))
-    outputs = tuple(spec(i, t, "result") for i, t in enumerate(hlo.results))
-    places = [Place("size", i, d, dim) for i, s in enumerate(inputs) for d, dim in enumerate(s.dims)]
-    data = [
-        Symbol(d.sym.name, 0, d.sym.hi, Source("size", i, k, Dim.const(1), Dim.const(0)))
-        for i, s in enumerate(outputs)
-        for k, d in enumerate(s.dims)
-        if d.sym is not None
-    ]
-    contract = Contract(tuple(solve(places)[0]), inputs, (), outputs, tuple(data))
-    count = len(inputs)
-    tree = pytree.tree_structure
-    outs = tree(0) if len(outputs) == 1 else tree(tuple(range(len(outputs))))
-    signature = Signature(contract, tree((tuple(range(count)), {})), outs, [Transport()] * count, [None] * count)
-    arguments = [Argument("input", s.name, s.dtype) for s in inputs]
-    return StableHLOProgram(
-        hlo, signature, contract, arguments, [Argument("output", s.name, s.dtype) for s in outputs], {}
-    )
+        return None if isinstance(size, bool) else index(size)
+    except TypeError:
+        return None
 
 
 def _substituted(c: Contract, known: Mapping[str, Dim]) -> Contract:
@@ -378,6 +306,15 @@ def _cut(y: torch.Tensor, dims: Sequence[Dim], values: Mapping[str, int]) -> tor
     """To its sizes; one that no symbol of the call says is what it is."""
     sizes = [n if d.symbols() - values.keys() else d.eval(values) for n, d in zip(y.shape, dims, strict=True)]
     return y if list(y.shape) == sizes else y[tuple(slice(0, n) for n in sizes)].contiguous()
+
+
+def _dense(x: torch.Tensor) -> bool:
+    """Whether its elements lie in memory of ours."""
+    return x.layout == torch.strided and x.device.type == "cpu"
+
+
+def _kind(x: torch.Tensor) -> str:
+    return f"{str(x.layout).removeprefix('torch.')} on {x.device}"
 
 
 def tensor(x: Any) -> Any:

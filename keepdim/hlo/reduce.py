@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .elementwise import floats
-from .table import Array, Call, highest, iota, lowest, number, row
+from .table import Array, Call, highest, iota, lowest, nonempty, number, row
 
 
 def axes_of(c: Call) -> tuple[int, ...]:
@@ -107,7 +107,14 @@ row("log_softmax")(softmax(jax.nn.log_softmax))
 
 def running(f: Callable[..., Array]) -> Callable[[Call], Array]:
     """What lies behind the end comes last, and changes nothing before it."""
-    return lambda c: f(c.wide(c.ins[0]), c.known("dim")).astype(c.dtype) if c.dims else c.ins[0]
+
+    def call(c: Call) -> Array:
+        if not c.dims:
+            return c.ins[0]
+        x, axis = c.wide(c.ins[0]), c.known("dim")
+        return lax.slice_in_dim(f(nonempty(x, [axis]), axis), 0, x.shape[axis], axis=axis).astype(c.dtype)
+
+    return call
 
 
 row("cumsum")(running(lambda x, axis: lax.cumsum(x, axis)))

@@ -10,7 +10,7 @@ from jax import lax
 
 from ..dims import Dim
 from .index import rows_of
-from .table import Array, Call, iota, number, row
+from .table import Array, Call, iota, nonempty, number, row, take
 from .window import _cubic
 
 
@@ -41,7 +41,7 @@ class Grid:
         n = number(self.n[d], at.dtype)
         if self.padding == "reflection":
             at = _reflected(at, 0, 2 * (n - 1)) if self.corners else _reflected(at, -1, 2 * n - 1)
-        return at if self.padding == "zeros" else jnp.clip(at, 0, n - 1)
+        return at if self.padding == "zeros" else jnp.where(at > 0, jnp.minimum(at, n - 1), 0)  # a NaN is at 0
 
     def read(self, index: list[Array]) -> Array:
         """The pixels there, [batch, channel, ...], 0 outside."""
@@ -49,9 +49,9 @@ class Grid:
         for d, i in enumerate(index):
             inside = inside & (i >= 0) & (i <= self.n[d] - 1)
             at.append(jnp.clip(i, 0, self.n[d] - 1).astype(jnp.int32))
-        x = self.c.wide(self.c.ins[0])
+        x = jnp.moveaxis(self.c.wide(self.c.ins[0]), 1, -1)
         batch = iota(at[0].shape, 0)
-        found = jnp.moveaxis(x, 1, -1).at[(batch, *at)].get(mode="clip")
+        found = nonempty(x, range(x.ndim - 1)).at[(batch, *at)].get(mode="clip")
         return jnp.moveaxis(jnp.where(inside[..., None], found, 0), -1, 1)
 
 
@@ -147,8 +147,11 @@ def _embedding_bag(c: Call) -> Array:
     rows = rows if weights is None else rows * weights[:, None]
     wide = inside[:, :, None]
     if c.attr("mode") == "max":
-        top = jnp.max(jnp.where(wide, rows[None], -jnp.inf), 1)
+        top = jnp.max(jnp.where(wide & ~jnp.isnan(rows)[None], rows[None], -jnp.inf), 1)
+        first_row = take(rows, jnp.argmax(inside, 1), 0)
+        top = jnp.where(jnp.isnan(first_row), first_row, top)  # as torch: only a first NaN stays
         return jnp.where(inside.any(1)[:, None], top, 0).astype(c.dtype)
     total = jnp.sum(jnp.where(wide, c.wide(rows)[None], 0), 1)
-    many = jnp.maximum(inside.sum(1), 1)[:, None].astype(total.dtype)
+    behind = jnp.where((iota([bags], 0) == last_bag) & (end > first), count - end, 0)  # torch counts them in the last
+    many = jnp.maximum(inside.sum(1) + behind, 1)[:, None].astype(total.dtype)
     return (total / many if c.attr("mode") == "mean" else total).astype(c.dtype)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..dims import Dim
-from .table import Array, Call, along, iota, number, product, row, take
+from .table import Array, Call, along, iota, nonempty, number, product, row, take
 
 
 @row("reshape")
@@ -59,7 +61,8 @@ def _slice(c: Call) -> Array:
     x, n = c.ins[0], c.extents[axis]
     if c.exact(0) and step.value is not None:
         first = c.sizes.extent(start)
-        return lax.slice_in_dim(x, first, first + n * step.value - (step.value - 1), step.value, axis)
+        with contextlib.suppress(jax.errors.InconclusiveDimensionOperation):  # a result that may be empty
+            return lax.slice_in_dim(x, first, first + n * step.value - (step.value - 1), step.value, axis)
     return take(x, iota([n], 0) * c.attr("step") + c.attr("start"), axis)
 
 
@@ -108,7 +111,7 @@ def _diagonal(c: Call) -> Array:
     x = jnp.transpose(c.ins[0], (*rest, first, second))
     place, offset = iota([c.extents[-1]], 0), c.attr("offset")
     rows, columns = place + jnp.maximum(-offset, 0), place + jnp.maximum(offset, 0)
-    return x.at[..., rows, columns].get(mode="clip")
+    return nonempty(x, (x.ndim - 2, x.ndim - 1)).at[..., rows, columns].get(mode="clip")
 
 
 @row("unfold")

@@ -9,7 +9,7 @@ dim says with `fill` what it wants behind the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -83,7 +83,7 @@ class Sizes:
         if self._in_place(have, want):
             try:
                 return jnp.reshape(x, to)
-            except (jax.core.InconclusiveDimensionOperation, TypeError):  # jax does not see that the sizes agree
+            except (jax.errors.InconclusiveDimensionOperation, TypeError):  # jax does not see that the sizes agree
                 pass
         flat, many = jnp.zeros([1] * len(to), jnp.int32), 1
         for a in reversed(range(len(to))):
@@ -253,8 +253,24 @@ def along(values: Array, axis: int, rank: int) -> Array:
     return jnp.expand_dims(values, [a for a in range(rank) if a != axis])
 
 
+def nonempty(x: Array, axes: Iterable[int]) -> Array:
+    """With one more element at the end of these axes where they may have none: nothing is read of empty arrays."""
+    ends = [(0, int(a in axes and not some(x.shape[a])), 0) for a in range(x.ndim)]
+    return lax.pad(x, jnp.zeros((), x.dtype), ends) if any(high for _, high, _ in ends) else x
+
+
+def some(n: Any) -> bool:
+    """Whether a size is at least 1 in every call."""
+    try:
+        return n >= 1
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
+
+
 def take(x: Array, index: Array, axis: int) -> Array:
     """Elements along an axis; an index beyond an end is that end's."""
+    if not some(n := x.shape[axis]):
+        x, index = nonempty(x, [axis]), jnp.minimum(index, jnp.maximum(jnp.asarray(n) - 1, 0).astype(index.dtype))
     return jnp.take(x, index, axis=axis, mode="clip")
 
 

@@ -8,17 +8,20 @@ import logging
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from jax._src import xla_bridge
 from jax._src.lib import _jax, xla_client
 
 from ..cache import folder
+from ..errors import fail, sentence_of
 from ..refine import Hlo
 
 log = logging.getLogger("keepdim")
@@ -51,6 +54,12 @@ def download(x: Any) -> torch.Tensor:
     return torch.utils.dlpack.from_dlpack(_jax.buffer_to_dlpack_managed_tensor(x))
 
 
+def bits(w: torch.Tensor) -> np.ndarray:
+    """A tensor as numpy has it: a half of torch's own kind as i16."""
+    w = w.detach().contiguous()
+    return (w.view(torch.int16) if w.dtype == torch.bfloat16 else w).numpy()
+
+
 class Executable:
     """A compiled module."""
 
@@ -73,28 +82,45 @@ class Executables:
     def __init__(self, limit: int = IN_MEMORY, disk: int = ON_DISK):
         self.limit, self.disk, self.compiled = limit, disk, 0
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
+        self._lock, self._making = Lock(), Lock()
 
-    def get(self, key: Any) -> Executable | None:
-        """The one for this key, if it is in memory."""
-        if found := self._kept.get(key):
-            self._kept.move_to_end(key)
-        return found
+    def get(self, key: Any, static: Callable[[], Hlo]) -> Executable:
+        """The one for this key, made once: from memory, from disk, or compiled."""
+        if found := self._found(key):
+            return found
+        with self._making:
+            if found := self._found(key):  # another thread made it in the meantime
+                return found
+            made = self._make(static())
+            with self._lock:
+                self._kept[key] = made
+                while len(self._kept) > self.limit:
+                    self._kept.popitem(last=False)
+            return made
 
-    def make(self, key: Any, hlo: Hlo) -> Executable:
-        """From disk, or compiled."""
+    def _found(self, key: Any) -> Executable | None:
+        with self._lock:
+            if found := self._kept.get(key):
+                self._kept.move_to_end(key)
+            return found
+
+    def _make(self, hlo: Hlo) -> Executable:
         data = hlo.text.encode()
         path = _folder() / hashlib.sha256(_machine() + data).hexdigest()[:32]
         made = _load(path) if self.disk else None
         if made is None:
-            options = xla_client.CompileOptions()
-            made = Executable(_client().compile_and_load(hlo.module, _devices(), options))
+            made = _compile(hlo)
             self.compiled += 1
             if self.disk:
                 _keep(made, path, self.disk)
-        self._kept[key] = made
-        while len(self._kept) > self.limit:
-            self._kept.popitem(last=False)
         return made
+
+
+def _compile(hlo: Hlo) -> Executable:
+    try:
+        return Executable(_client().compile_and_load(hlo.module, _devices(), xla_client.CompileOptions()))
+    except (_jax.JaxRuntimeError, ValueError) as e:
+        fail("run", "program", f"is not compiled by XLA: {sentence_of(e)}", cause=e)
 
 
 def _devices() -> Any:
