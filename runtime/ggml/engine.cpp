@@ -1,5 +1,6 @@
 // The ggml engine: weights, one arena and one work buffer for all plans of a delegate, and the run itself.
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +20,9 @@ namespace ggml {
 namespace {
 
 constexpr size_t kAlign = 64;
+constexpr size_t kHuge = size_t{1} << 21;  // of a large page: weights that are streamed through meet fewer of them
+
+constexpr size_t rounded(size_t bytes, size_t to = kAlign) { return (bytes + to - 1) / to * to; }
 
 thread_local int guarded = 0;
 ggml_abort_callback_t previous_callback = nullptr;
@@ -42,11 +46,12 @@ class Memory {
     if (bytes <= bytes_) return data_;
     std::free(data_);
     bytes_ = 0;
-    const size_t rounded = (bytes + kAlign - 1) / kAlign * kAlign;
-    data_ = static_cast<char*>(std::aligned_alloc(kAlign, rounded));
+    const size_t align = bytes < kHuge ? kAlign : kHuge;
+    data_ = static_cast<char*>(std::aligned_alloc(align, rounded(bytes, align)));
     if (!data_)
-      fail(Code::out_of_memory, "[run] ggml: " + std::to_string(rounded) + " bytes could not be allocated.");
-    bytes_ = rounded;
+      fail(Code::out_of_memory, "[run] ggml: " + std::to_string(rounded(bytes)) + " bytes could not be allocated.");
+    madvise(data_, bytes / kHuge * kHuge, MADV_HUGEPAGE);  // whole ones; a system without them says no, and that is all
+    bytes_ = rounded(bytes);
     return data_;
   }
   size_t bytes() const { return bytes_; }
@@ -135,7 +140,7 @@ class GgmlEngine final : public Engine {
   Build build_;
   Memory arena_, work_;
   Crowd crowd_;
-  std::map<std::tuple<int32_t, int64_t, int64_t>, Memory> packed_;  // by value, stride and depth: one may be read both ways
+  Memory packed_;  // weights of products
   size_t packed_bytes_ = 0;
 };
 
@@ -149,8 +154,8 @@ std::vector<const void*> GgmlEngine::load(const Weights& weights) {
   return constants;
 }
 
-// Weights of products, once, as the product reads them. An original that nothing else reads is let go, one at a time and
-// the largest first, so that there is never much more in memory than in the end.
+// Weights of products, once, as the product reads them, in one piece of memory. An original that nothing else reads is let
+// go, one at a time and the largest first, so that there is never much more in memory than in the end.
 void GgmlEngine::pack(const Release& release) {
   std::map<std::string, size_t> reads;  // of originals, by key
   const auto count = [&](int32_t id) {
@@ -163,20 +168,27 @@ void GgmlEngine::pack(const Release& release) {
   });
   for (int32_t id : program_.results) count(id);
 
+  using Form = std::tuple<int32_t, int64_t, int64_t>;  // value, stride and depth: one may be read both ways
+  std::map<Form, float*> forms;
   std::vector<std::pair<Weight, Resolved*>> products;
+  const auto bytes_of = [](const Weight& w) { return rounded(packed_floats(w.k, w.n) * sizeof(float)); };
   for_each(nodes_, [&](Resolved& node) {
-    if (const Weight w = weight_of(program_, *node.node); w.value != kNone) products.emplace_back(w, &node);
+    const Weight w = weight_of(program_, *node.node);
+    if (w.value == kNone) return;
+    products.emplace_back(w, &node);
+    if (forms.emplace(Form{w.value, w.step, w.k}, nullptr).second) packed_bytes_ += bytes_of(w);
   });
   const auto larger = [](const auto& a, const auto& b) { return a.first.k * a.first.n > b.first.k * b.first.n; };
   std::stable_sort(products.begin(), products.end(), larger);
+  char* next = packed_.reserve(packed_bytes_);
 
   std::vector<float> wide;
   for (const auto& product : products) {
     const Weight& w = product.first;
     const Value& value = program_.values[w.value];
     size_t& left = reads[value.key];
-    Memory& memory = packed_[{w.value, w.step, w.k}];
-    if (!memory.bytes()) {
+    float*& to = forms[{w.value, w.step, w.k}];
+    if (!to) {
       const void* data = constants_[w.value];
       if (value.dtype != DType::f32) {
         wide.resize(static_cast<size_t>(w.k * w.n));
@@ -184,17 +196,16 @@ void GgmlEngine::pack(const Release& release) {
         converter(value.dtype, DType::f32)(wide.data(), sizeof(float), data, bytes, w.k * w.n);
         data = wide.data();
       }
-      auto* to = reinterpret_cast<float*>(memory.reserve(packed_floats(w.k, w.n) * sizeof(float)));
+      to = reinterpret_cast<float*>(std::exchange(next, next + bytes_of(w)));
       constexpr int64_t width = sizeof(float);
       pack_weight(to, data, w.k, w.n, w.step * width, w.column * width);
-      packed_bytes_ += memory.bytes();
       for_each(nodes_, [&](Resolved& other) {
         if (!looks_up(program_, *other.node, w)) return;
         other.packed = to;
         --left;
       });
     }
-    product.second->packed = reinterpret_cast<const float*>(memory.reserve(0));
+    product.second->packed = to;
     if (--left == 0) release(value.key);
   }
 }
