@@ -94,8 +94,8 @@ UNREACHED = {
         chunk.default clamp_max.default clone.default contiguous.default detach_.default diagonal.default
         expand.default expand_as.default flatten.using_ints lift_fresh_copy.default linalg_vector_norm.default
         movedim.int mT.default numpy_T.default permute.default reshape.default select.int slice.Tensor split.Tensor
-        squeeze.default squeeze.dim squeeze.dims t.default transpose.int type_as.default unflatten.int unsqueeze.default
-        view.default""",
+        squeeze.default squeeze.dim squeeze.dims t.default transpose.int type_as.default unbind.int unflatten.int
+        unsqueeze.default view.default""",
     "export has another overload of it, which is reached": """
         _adaptive_avg_pool3d.default _embedding_bag.default __lshift__.Tensor __rshift__.Tensor
         _unsafe_index.Tensor _unsafe_index_put.default reflection_pad1d.default reflection_pad2d.default

@@ -45,6 +45,8 @@ for _t in ("i64 big", "i32", "i16", "i8", "u8", "bool"):
     case("amin", lambda x: x.amin(-1), _t, x=f"{_t}: n 3", n=N)
     case("cumsum", lambda x: x.cumsum(0), _t, x=f"{_t}: n 3", n=N)
 case("sum", lambda x: x.sum(), "of bool", x="bool: n 3", n=N)
+for _t in ("i64", "i32", "f32"):
+    case("sum", lambda x: x.sum(0), f"of every short length, {_t}", x=f"{_t}: n", n=range(1, 41))
 case("sum", lambda x: x.sum(1, dtype=torch.float32), "dtype", x="i64: n 3", n=N)
 case("sum", lambda x: (x * 2**53 + 1).sum(), "above 2**53", x="i64: n 3", n=N)
 case("mean", lambda x: x.mean(1, dtype=torch.float32), "dtype", x="i64: n 3", n=N)
