@@ -1,6 +1,7 @@
-// Dot products of quantised rows with activations in whole numbers, on AVX2: several rows of the weight at a time, so that
-// sums over lanes are few, and several rows of activations for each block that is unpacked. Activations have a scale for
-// each block of 32: 8 bits with weights of 4 bits, 16 bits with weights of 8. Halves are multiplied as f32.
+// Dot products of quantised rows with activations in whole numbers, on AVX2: as many rows of the weight at a time as are
+// quickest (few sums over lanes, against a single stream of memory), several rows of activations for each block that is
+// unpacked. Activations have a scale for each block of 32: 8 bits with weights of 4 bits, 16 bits with weights of 8. Halves
+// are multiplied as f32.
 #pragma once
 #include "quant.h"
 
@@ -88,6 +89,7 @@ template <class Block>
 struct Nibbles {
   static constexpr bool least = sizeof(Block) == sizeof(BlockQ4m);
   static constexpr int64_t kBytes = 48;  // of a block of activations
+  static constexpr int kRows = 4;        // of the weight at a time
 
   static void prepare(const float* x, int64_t blocks, char* row, const Layout& at) {
     auto* scales = reinterpret_cast<float*>(row + at.scales);
@@ -165,6 +167,7 @@ struct Nibbles {
 struct Bytes8 {
   using Block = BlockQ8;
   static constexpr int64_t kBytes = 64;
+  static constexpr int kRows = 1;
 
   static void prepare(const float* x, int64_t blocks, char* row, const Layout& at) {
     auto* scales = reinterpret_cast<float*>(row + at.scales);
@@ -209,6 +212,7 @@ struct Halves {
   struct Block {
     uint16_t q[32];
   };
+  static constexpr int kRows = 2;
 
   static __m256 read(const uint16_t* q) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
@@ -235,12 +239,15 @@ struct Halves {
 template <class Kind, class Block, int rows, int many>
 void dots(const char* w, int64_t pitch, const char* x, const Layout& at, int64_t blocks, float* y, int64_t y_pitch) {
   __m256 sum[rows][many] = {};
-  // Rows lie one behind the other: what the next ones need is asked for in the order of memory.
+  // Rows lie one behind the other. One at a time is a stream that the CPU reads ahead of itself; of several, what the next
+  // ones need is asked for in the order of memory.
   const char* next = w + rows * pitch;
   const auto add = [&](auto count, int64_t block) {
-    for (int64_t line = 0; line < static_cast<int64_t>(rows * count * sizeof(Block)); line += 64)
-      _mm_prefetch(next + line, _MM_HINT_T0);
-    next += rows * count * sizeof(Block);
+    if constexpr (Kind::kRows > 1) {
+      for (int64_t line = 0; line < static_cast<int64_t>(rows * count * sizeof(Block)); line += 64)
+        _mm_prefetch(next + line, _MM_HINT_T0);
+      next += rows * count * sizeof(Block);
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r)
       Kind::template add<count, many>(sum[r], w + r * pitch + block * static_cast<int64_t>(sizeof(Block)), x, at, block);
@@ -270,10 +277,11 @@ void all_dots(const char* w, int64_t pitch, int64_t columns, const char* x, cons
     y += many * y_pitch;
   };
   using std::integral_constant;
+  const integral_constant<int, std::min(Kind::kRows, 2)> two;  // more sums than that do not fit into registers
   for (; rows >= 4; rows -= 4) run(integral_constant<int, 1>(), integral_constant<int, 4>());
-  if (rows == 3) run(integral_constant<int, 2>(), integral_constant<int, 3>());
-  if (rows == 2) run(integral_constant<int, 2>(), integral_constant<int, 2>());
-  if (rows == 1) run(integral_constant<int, 4>(), integral_constant<int, 1>());
+  if (rows == 3) run(two, integral_constant<int, 3>());
+  if (rows == 2) run(two, integral_constant<int, 2>());
+  if (rows == 1) run(integral_constant<int, Kind::kRows>(), integral_constant<int, 1>());
 }
 
 }  // namespace keepdim::ggml
