@@ -35,6 +35,12 @@ OF_MODULES = {
     "stablehlo-convert-to-signless", "stablehlo-legalize-to-vhlo", "stablehlo-wrap-in-composite",
     "vhlo-legalize-to-stablehlo", "vhlo-to-version", "canonicalize", "cse", "sccp", "symbol-dce",
 }  # fmt: skip
+# Passes that bring in no operation of another kind.
+KEEP_KINDS = {
+    "stablehlo-refine-arguments", "stablehlo-refine-shapes", "stablehlo-canonicalize-dynamism",
+    "stablehlo-check-shape-assertions", "canonicalize", "cse", "sccp", "symbol-dce",
+}  # fmt: skip
+DIVISIONS = ("stablehlo.divide", "stablehlo.remainder")
 # Dynamic by where they read or write, not by a shape.
 STATIC_THOUGH_DYNAMIC = {"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"}
 BOUNDS = re.compile(r", #stablehlo\.bounds<[^>]*>")
@@ -54,6 +60,7 @@ class Hlo:
     def __init__(self, read: Callable[[Any], Any], subject: str, scope: Scope | None = None):
         self._scope = scope or Scope()
         self.context, self.reporting = self._scope.context, self._scope.reporting
+        self._divides: bool | None = None  # whether it has what `_refuse_zeros` looks for; None where nobody looked
         with self.reporting(subject):
             self.module = read(self.context)
 
@@ -97,7 +104,17 @@ class Hlo:
         """Another module of the same text."""
         from jaxlib.mlir import ir
 
-        return Hlo(lambda context: ir.Module.parse(self.bytecode(), context), "copy", self._scope)
+        def clone(context: Any) -> Any:
+            made = ir.Module.create(self.module.operation.location)
+            for name, value in self.module.operation.attributes.items():
+                made.operation.attributes[name] = value
+            for op in self.module.body.operations:
+                op.operation.clone(ip=ir.InsertionPoint(made.body))
+            return made
+
+        out = Hlo(clone, "copy", self._scope)
+        out._divides = self._divides = self._may_divide()
+        return out
 
     @staticmethod
     def load(path: str | Path) -> Hlo:
@@ -273,21 +290,36 @@ class Hlo:
                     yield name
                     continue
                 options = _types(left)
-            if name not in OWN:
+            if name not in OWN and self._may_divide():
                 self._refuse_zeros()
             with self.reporting(name):
                 self._run(name, options)
+            if name not in KEEP_KINDS:
+                self._divides = None
             yield name
+
+    def _may_divide(self) -> bool:
+        """Whether it divides whole numbers or has groups."""
+        if self._divides is None:
+            self._divides = any(True for _ in self._risky())
+        return self._divides
+
+    def _risky(self) -> Iterator[Any]:
+        for op in self.operations():
+            if op.name in DIVISIONS:
+                if "i" in type_of(op.results[0].type).element:
+                    yield op
+            elif "replica_groups" in op.attributes:
+                yield op
 
     def _refuse_zeros(self) -> None:
         """What ends the process where a pass folds it: a whole number divided by the constant 0, groups of nothing."""
-        for op in self.operations():
-            if op.name in ("stablehlo.divide", "stablehlo.remainder"):
+        for op in self._risky():
+            if op.name in DIVISIONS:
                 by = op.operands[1].owner
-                constant = getattr(by, "name", "") == "stablehlo.constant"
-                if constant and ZERO.search(str(by.attributes["value"])) and "i" in type_of(op.results[0].type).element:
+                if getattr(by, "name", "") == "stablehlo.constant" and ZERO.search(str(by.attributes["value"])):
                     fail("refine", op.name, "divides whole numbers by the constant 0")
-            elif "replica_groups" in op.attributes and "x0xi64" in str(op.attributes["replica_groups"]):
+            elif "x0xi64" in str(op.attributes["replica_groups"]):
                 fail("refine", op.name, "has replica_groups of no members")
 
     def _run(self, name: str, options: str) -> None:
@@ -304,9 +336,9 @@ class Hlo:
         them. Anything else that is wrong with the types is said by the pass."""
         from jaxlib.mlir import ir
 
-        have = self.inputs
-        if all(b == DYNAMIC for t in have for b in t.bounds):
+        if "#stablehlo.bounds" not in str(self.main.type):
             return
+        have = self.inputs
         known = {t.text: t for t in have}
         given = [known.get(text) or self.type(text) for text in types]
         for i, (new, old) in enumerate(zip(given, have, strict=False)):
