@@ -85,3 +85,27 @@ output y: f32[n, 48] = y
         return (y - exact).pow(2).mean().sqrt().item()
 
     assert off(torch.from_numpy(numpy.asarray(run([x.numpy()])[0]))) < 1.5 * off(F.linear(x, w))
+
+
+@pytest.mark.parametrize("k", [1024, 2048])
+def test_rows_at_multiples_of_a_page_are_right(k: int) -> None:
+    """They are copied before they are multiplied: of a weight, of batches, of one matrix for all of a batch."""
+    torch.manual_seed(0)
+    text = f"""keepdim program 1
+symbol n: 1..512 from x.size(1) = (1) * n + (0)
+input x: f32[3, n, {k}]
+input z: f32[3, {k}, 40]
+const w: f32[40, {k}] @ w
+y: f32[3, n, 40] = linear(x, w)
+v: f32[3, n, 40] = matmul(x, z)
+output y: f32[3, n, 40] = y
+output v: f32[3, n, 40] = v
+"""
+    w, z = torch.randn(40, k), torch.randn(3, k, 40)
+    run = _native.Delegate("ggml", parse_program(text).to_json(), {"w": w.numpy().tobytes()}).run
+    for n in (1, 4, 5, 13, 200, 512, 13):
+        x = torch.randn(3, n, k)
+        y, v = (torch.from_numpy(numpy.asarray(a)) for a in run([x.numpy(), z.numpy()]))
+        bound = 1e-6 * k  # of sums in another order than torch's
+        torch.testing.assert_close(y, F.linear(x, w), rtol=1e-5, atol=bound)
+        torch.testing.assert_close(v, x @ z, rtol=1e-5, atol=bound)

@@ -5,7 +5,9 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr int64_t kDepth = 256;  // of a packed panel, which stays in the first cache
+constexpr int64_t kDepth = 256;  // of a panel, which stays in the first cache
+// Of one that was packed before: where tiles are high it is quicker to read it from the second than results more often.
+constexpr int64_t kPackedDepth = kHeight > 8 ? 384 : kDepth;
 
 // b[k, c] for depth * kWidth elements, with zeros beyond `columns`.
 void pack(float* panel, const char* b, int64_t step, int64_t column, int64_t depth, int64_t columns) {
@@ -36,10 +38,32 @@ void unpack(float* panel, const ProductJob& job, const char* b, int64_t depth, i
   }
 }
 
-// What one panel's product needs to know: operands at its first element.
+// Rows of the first operand at multiples of a page are in the same few places of the first cache, where they push each other
+// out. They are copied, once for all panels of the result that a thread makes of them.
+class Apart {
+ public:
+  // Where the first of these rows begins and the pitch, in bytes.
+  std::pair<const char*, int64_t> operator()(const ProductJob& job, const char* a, Span rows) {
+    const int64_t count = rows.end - rows.begin, pitch = job.k + kVector;
+    a += rows.begin * job.a_row;
+    float* copy = job.a_row % 4096 == 0 && job.a_step == sizeof(float) && count > 4 ? scratch(count * pitch) : nullptr;
+    if (!copy) return {a, job.a_row};
+    if (a != copied_)
+      for (int64_t r = 0; r < count; ++r) std::memcpy(copy + r * pitch, a + r * job.a_row, job.k * sizeof(float));
+    copied_ = a;
+    return {reinterpret_cast<const char*>(copy), pitch * static_cast<int64_t>(sizeof(float))};
+  }
+
+ private:
+  const char* copied_ = nullptr;
+};
+
+// What one panel's product needs to know: operands at its first element, the first operand at its first row.
 struct Part {
   float* y;
-  const char *a, *b;
+  const char* a;
+  int64_t a_row;
+  const char* b;
   const float *packed, *bias;
   Span rows;
   int64_t columns;
@@ -50,7 +74,7 @@ void panel_product(const ProductJob& job, const Part& part) {
   static constexpr float zeros[kWidth] = {};
   // Few rows do not pay for packing what can be read in place.
   const bool direct = part.columns == kWidth && job.b_column == sizeof(float) && part.rows.end - part.rows.begin <= 2 * kHeight;
-  const int64_t slices = std::max<int64_t>(1, (job.k + kDepth - 1) / kDepth);
+  const int64_t deepest = part.packed ? kPackedDepth : kDepth, slices = std::max<int64_t>(1, (job.k + deepest - 1) / deepest);
   for (int64_t s = 0; s < slices; ++s) {
     const Span span = job.stored ? Span{s * kDepth, std::min(job.k, (s + 1) * kDepth)}  // of whole blocks
                                  : share(job.k, static_cast<int>(s), static_cast<int>(slices));
@@ -59,7 +83,7 @@ void panel_product(const ProductJob& job, const Part& part) {
     tile.depth = span.end - k;
     tile.columns = part.columns;
     tile.y_pitch = job.n;
-    tile.a_row = job.a_row;
+    tile.a_row = part.a_row;
     tile.a_step = job.a_step;
     tile.b_step = kWidth;
     if (part.packed) {
@@ -79,7 +103,7 @@ void panel_product(const ProductJob& job, const Part& part) {
       tile.y = part.y + r * job.n;
       tile.start = k ? tile.y : part.bias ? part.bias : zeros;
       tile.start_pitch = k ? job.n : 0;
-      tile.a = part.a + r * job.a_row + k * job.a_step;
+      tile.a = part.a + (r - part.rows.begin) * part.a_row + k * job.a_step;
       if (part.columns == kWidth) multiply_rows<2, true>(tile, height);
       else multiply_rows<2, false>(tile, height);
       if (job.activation && s + 1 == slices)
@@ -95,8 +119,10 @@ void panel_product(const ProductJob& job, const Part& part) {
 void product(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ProductJob*>(userdata);
   // What has to be widened first is read for more rows at a time.
+  Apart apart;
   each_panel(job, job.stored ? 4 * kBlock : kBlock, kHeight, ith, nth, [&](const Panel& p, const int64_t* offset) {
-    panel_product(job, {at<float>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]),
+    const auto [a, a_row] = apart(job, at<char>(job.data[1], offset[1]), p.rows);
+    panel_product(job, {at<float>(job.data[0], offset[0]), a, a_row,
                         job.packed ? nullptr : at<char>(job.data[2], offset[2]),
                         job.packed ? job.packed + p.first * job.k : nullptr,
                         job.data[3] ? static_cast<const float*>(job.data[3]) + p.first : nullptr, p.rows, p.columns});
