@@ -19,9 +19,9 @@ run: .venv/.built ## set up, let a real chat model answer, run a small model at 
 	$(BIN)/keepdim demo
 
 test: lint ## set up, lint, pass every test
-	$(BIN)/cmake -DKEEPDIM_TESTS=ON build/cp* > build/tests.log
-	$(BIN)/cmake --build build/cp* --target keepdim_test >> build/tests.log
-	build/cp*/keepdim_test
+	$(BIN)/cmake -DKEEPDIM_TESTS=ON build/cp[0-9]* > build/tests.log
+	$(BIN)/cmake --build build/cp[0-9]* --target keepdim_test >> build/tests.log
+	build/cp[0-9]*/keepdim_test
 	$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 
 lint: .venv/.built ## ruff, its formatter, mypy

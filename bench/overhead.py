@@ -141,10 +141,11 @@ def plans() -> list[Row]:
 
 
 def machine() -> str:
-    names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return f"{names[0] if names else platform.processor()}, {len(names)} cores, {_native.build_info()['cpu']} build"
+    text = Path("/proc/cpuinfo").read_text()
+    names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
+    wide = "AVX-512" if "avx512_vnni" in text else "AVX2" if "avx2" in text else "narrow"
+    cpu = names[0] if names else platform.processor()
+    return f"{cpu} with {wide}, {len(names)} cores, {_native.build_info()['cpu']} build"
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,7 +44,9 @@ def own(model: torch.nn.Module) -> torch.nn.Module:
 
 def own_program(ep: ExportedProgram) -> ExportedProgram:
     """The same for a program. (Before decomposition its signature does not say which buffers change.)"""
-    mine = copy.deepcopy(ep, {id(t): t for t in ep.state_dict.values() if isinstance(t, torch.nn.Parameter)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, of the way it copies its own trees
+        mine = copy.deepcopy(ep, {id(t): t for t in ep.state_dict.values() if isinstance(t, torch.nn.Parameter)})
     for old, new in zip(ep.graph.nodes, mine.graph.nodes, strict=True):  # a copy renames what Python has a word for,
         new.name = old.name  # such as `input`, and the signature knows the old name
     return mine

@@ -39,7 +39,7 @@ function auditMap(audit, width) {
   const { stages, items } = audit, tall = width < 700;
   const left = tall ? 128 : 210, top = tall ? 120 : 118, edge = tall ? 60 : 130, row = tall ? 46 : 54;
   const along = tall ? items.length : stages.length, down = tall ? stages.length : items.length;
-  const step = Math.max(tall ? 46 : 66, Math.min(120, (width - left - edge) / Math.max(1, along - 1)));
+  const step = Math.max(tall ? 46 : 40, Math.min(120, (width - left - edge) / Math.max(1, along - 1)));
   const w = left + (along - 1) * step + edge, h = top + down * row + 10;
   const spot = (i, k) => (tall ? [left + 24 + i * step, top + 22 + k * row] : [left + 30 + k * step, top + 22 + i * row]);
   const text = ([x, y], s, attrs) => { const t = svg("text", { x, y, ...attrs }); t.textContent = s; return t; };
@@ -54,8 +54,8 @@ function auditMap(audit, width) {
   });
   items.forEach((item, i) => {
     const group = svg("g", { class: "item" }), subject = `subject ${item.lost ? "broken" : ""}`, [, y] = spot(i, 0);
-    if (tall) group.append(slanted(spot(i, 0), clipText(item.subject, 20), { class: subject }));
-    else group.append(text([8, y - 2], clipText(item.subject, 26), { class: subject }), text([8, y + 14], item.where || item.kind, { class: "place" }));
+    if (tall) group.append(slanted(spot(i, 0), clipMiddle(item.subject, 20), { class: subject }));
+    else group.append(text([8, y - 2], clipMiddle(item.subject, 26), { class: subject }), text([8, y + 14], item.where || item.kind, { class: "place" }));
     const seen = item.states.map((s, k) => ({ s, k })).filter(({ s }) => s);
     seen.slice(1).forEach(({ s, k }, n) => group.append(line(spot(i, seen[n].k), spot(i, k), `way ${tone(s)}${k > seen[n].k + 1 ? " unseen" : ""}`)));
     let before = null;
@@ -78,6 +78,8 @@ function auditMap(audit, width) {
 function stageName(s) { return s.startsWith(".") ? s : s.split(".").pop(); }
 function tone(s) { return s.verdict === "kept" ? "fine" : s.verdict === "renamed" ? "renamed" : "broken"; }
 function clipText(s, n) { return s.length > n ? s.slice(0, n - 1) + "…" : s; }
+// Names that begin alike are told apart by their ends.
+function clipMiddle(s, n) { return s.length > n ? s.slice(0, n - 9) + "…" + s.slice(-8) : s; }
 
 function auditCard(audit, item) {
   const at = item.lost_at;

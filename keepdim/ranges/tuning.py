@@ -371,7 +371,7 @@ def _measured(problem: Problem, sizer: Sizer, budget: float, through: Any,
     progress(1.0)
     if clock.noise > NOISY:
         fail("tune", problem.name, f"two measurements of the same thing differ by {clock.noise:.0%} here, which hides "
-             "the answer", "Tune on a quiet machine, with fewer threads, or with a greater budget_ms")  # fmt: skip
+             "the answer", "Tune on a quiet machine, or for longer (budget_ms; --seconds of keepdim tune)")  # fmt: skip
     return _table(problem, clock, lines, tiles)
 
 
