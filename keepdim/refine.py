@@ -113,7 +113,7 @@ class Hlo:
             return made
 
         out = Hlo(clone, "copy", self._scope)
-        out._divides = self._divides = self._may_divide()
+        out._divides = self._may_divide()
         return out
 
     @staticmethod

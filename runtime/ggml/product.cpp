@@ -76,7 +76,7 @@ void panel_product(const ProductJob& job, const Part& part) {
   const bool direct = part.columns == kWidth && job.b_column == sizeof(float) && part.rows.end - part.rows.begin <= 2 * kHeight;
   const int64_t deepest = part.packed ? kPackedDepth : kDepth, slices = std::max<int64_t>(1, (job.k + deepest - 1) / deepest);
   for (int64_t s = 0; s < slices; ++s) {
-    const Span span = job.stored ? Span{s * kDepth, std::min(job.k, (s + 1) * kDepth)}  // of whole blocks
+    const Span span = job.stored ? Span{s * deepest, std::min(job.k, (s + 1) * deepest)}  // of whole blocks
                                  : share(job.k, static_cast<int>(s), static_cast<int>(slices));
     const int64_t k = span.begin;
     Tile tile;
