@@ -218,6 +218,32 @@ def test_results_do_not_depend_on_the_number_of_threads(file: Path, options: Any
     assert torch.equal(*results)
 
 
+FORK = """
+import os, sys, torch
+import keepdim
+keepdim.set_options(threads=2)
+module = keepdim.load(sys.argv[1])
+x = torch.randn(512, 512)
+want = module(x).numpy().tobytes()  # on two threads, which the child does not have
+child = os.fork()
+if child == 0:
+    same = module(x).numpy().tobytes() == want  # torch itself would wait for ever
+    keepdim.set_options(threads=2)
+    os._exit(0 if same and keepdim.load(sys.argv[1])(x).numpy().tobytes() == want else 7)
+assert module(x).numpy().tobytes() == want
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_computes(tmp_path: Path) -> None:
+    """With one thread, whatever is asked of it, and the same bits."""
+    path = tmp_path / "wide.pte"
+    linear = nn.Linear(512, 512).eval().requires_grad_(False)
+    keepdim.lower(linear, (torch.randn(3, 512),), dynamic_shapes=({0: Dim("n", max=512)},)).save(path)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, path], timeout=120, check=False)
+    assert done.returncode == 0
+
+
 # ---------------------------------------------------------------- memory
 def test_a_plan_above_the_limit_is_refused_before_it_is_made(file: Path, model: nn.Module, options: Any) -> None:
     """A sentence, nothing allocated, and a smaller call still works."""
