@@ -353,12 +353,14 @@ def all_samples(only: str, shard: str, path: Path, count: int, size: int) -> Non
     part, of = map(int, shard.split("/"))
     entries = opinfo.entries()
     jobs = [Job((n,), d, 0, size) for n in entries if re.search(only, n) for d in opinfo.dtypes(entries[n])]
-    done = set()
+    done, total = set(), Counter[str]()
     if path.exists():
         with path.open(newline="") as f:
-            done = {(r["op"], r["dtype"]) for r in csv.DictReader(f)}
+            for row in csv.DictReader(f):
+                done.add((row["op"], row["dtype"]))
+                total += Counter({k: int(row[k]) for k in COUNTS})
     jobs = [j for j in jobs[part - 1 :: of] if (j.what[0], j.how) not in done]
-    total, texts = Counter[str](), {key: Counter[str]() for key in ("refused", "static", "remaining")}
+    texts = {key: Counter[str]() for key in ("refused", "static", "remaining")}  # of this run
     with path.open("a", newline="") as f:
         table = csv.writer(f)
         if not done:
