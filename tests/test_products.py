@@ -87,6 +87,27 @@ output y: f32[n, 48] = y
     assert off(torch.from_numpy(numpy.asarray(run([x.numpy()])[0]))) < 1.5 * off(F.linear(x, w))
 
 
+def test_gelu_is_near_to_f64() -> None:
+    """Nearer than torch's from where it is nothing to where it is x, and to the last bits next to 0."""
+    text = """keepdim program 1
+symbol n: 1..100001 from x.size(0) = (1) * n + (0)
+input x: f32[n]
+y: f32[n] = gelu(x)
+output y: f32[n] = y
+"""
+    run = _native.Delegate("ggml", parse_program(text).to_json(), {}).run
+    wide, narrow = torch.linspace(-15, 15, 100_001), torch.linspace(-1e-3, 1e-3, 1_000)
+
+    def error(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (y - F.gelu(x.double())).abs()
+
+    def gelu(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(numpy.asarray(run([x.numpy()])[0]))
+
+    assert error(wide, gelu(wide)).max() <= error(wide, F.gelu(wide)).max()
+    assert (error(narrow, gelu(narrow)) / narrow.abs()).max() <= 2**-23
+
+
 @pytest.mark.parametrize("k", [1024, 2048])
 def test_rows_at_multiples_of_a_page_are_right(k: int) -> None:
     """They are copied before they are multiplied: of a weight, of batches, of one matrix for all of a batch."""

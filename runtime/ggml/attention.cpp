@@ -57,7 +57,9 @@ void add_mask(const Unit& u, const Panel& p, int64_t first, int64_t keys) {
     for (int64_t j = 0; j < keys; ++j) {
       const float value = mask_value(job, p.mask[0] + offset + j * step);
       float* row = u.scores + j * kWidth;
-      for (int c = 0; c < kWidth; ++c) row[c] = masked(job, row[c], value);
+      if (value == 0) continue;
+      if (replaces(job)) std::fill(row, row + kWidth, value);
+      else for (int c = 0; c < kWidth; ++c) row[c] += value;
     }
     return;
   }
@@ -78,13 +80,11 @@ void weigh(const Unit& u, Panel& p, int64_t keys, bool started) {
       const Vector score = load(u.scores + j * kWidth + v * kVector);
       top[v] = score > top[v] ? score : top[v];
     }
-  bool moved = false;
   for (int v = 0; v < vectors; ++v) {
     const Vector before = load(p.top + v * kVector);
     store(p.top + v * kVector, top[v]);
     top[v] = top[v] == -kInfinity ? Vector{} : top[v];  // nothing to see yet: all weights are 0
     scale[v] = exponential(before - top[v]);
-    for (int c = 0; c < kVector; ++c) moved |= scale[v][c] != 1.0f;
     total[v] = Vector{};
   }
   for (int64_t j = 0; j < keys; ++j)
@@ -96,7 +96,7 @@ void weigh(const Unit& u, Panel& p, int64_t keys, bool started) {
     }
   for (int v = 0; v < vectors; ++v)
     store(p.weight + v * kVector, load(p.weight + v * kVector) * scale[v] + total[v]);
-  if (!started || !moved) return;
+  if (!started) return;
   for (int64_t e = 0; e < u.job.value_width; ++e)
     for (int v = 0; v < vectors; ++v) {
       float* at = p.sum + e * kWidth + v * kVector;

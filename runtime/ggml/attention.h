@@ -56,8 +56,9 @@ inline float mask_value(const AttentionJob& job, const char* at) {
 }
 
 // By hand a bool mask puts -inf whatever the score was, a NaN too.
+inline bool replaces(const AttentionJob& job) { return job.bool_mask && !job.safe; }
 inline float masked(const AttentionJob& job, float score, float value) {
-  return job.bool_mask && !job.safe && value < 0 ? value : score + value;
+  return replaces(job) && value < 0 ? value : score + value;
 }
 
 // A copy in f32, with zeros between the rows.

@@ -32,6 +32,8 @@ template <class T> T exponential(T x) { return std::exp(x); }
 template <> float exponential(float x) { return fast_exp(x); }
 template <class T> T error_function(T x) { return std::erf(x); }
 template <> float error_function(float x) { return fast_erf(x); }
+template <class T> T normal_integral(T x) { return T(0.5) * (1 + std::erf(x * T(0.70710678118654752))); }
+template <> float normal_integral(float x) { return fast_normal_integral(x); }
 template <class T> T hyperbolic_tangent(T x) { return std::tanh(x); }
 template <> float hyperbolic_tangent(float x) { return fast_tanh(x); }
 
@@ -89,7 +91,7 @@ template <class T> struct Rsqrt { T operator()(T x) const { return 1 / std::sqrt
 template <class T> struct Sigmoid { T operator()(T x) const { return 1 / (1 + exponential(-x)); } };
 template <class T> struct Silu { T operator()(T x) const { return x / (1 + exponential(-x)); } };
 template <class T> struct Gelu {
-  T operator()(T x) const { return T(0.5) * x * (1 + error_function(x * T(0.70710678118654752))); }
+  T operator()(T x) const { return x * normal_integral(x); }
 };
 template <class T> struct GeluTanh {
   T operator()(T x) const {

@@ -70,7 +70,7 @@ struct Part {
 };
 
 void panel_product(const ProductJob& job, const Part& part) {
-  alignas(64) float panel[kDepth * kWidth];
+  alignas(64) float panel[kDepth * kWidth], active[kHeight * kWidth] = {};
   static constexpr float zeros[kWidth] = {};
   // Few rows do not pay for packing what can be read in place.
   const bool direct = part.columns == kWidth && job.b_column == sizeof(float) && part.rows.end - part.rows.begin <= 2 * kHeight;
@@ -82,7 +82,8 @@ void panel_product(const ProductJob& job, const Part& part) {
     Tile tile;
     tile.depth = span.end - k;
     tile.columns = part.columns;
-    tile.y_pitch = job.n;
+    const bool activated = job.activation && s + 1 == slices;  // a tile of its own goes through the function
+    tile.y_pitch = activated ? kWidth : job.n;
     tile.a_row = part.a_row;
     tile.a_step = job.a_step;
     tile.b_step = kWidth;
@@ -100,18 +101,20 @@ void panel_product(const ProductJob& job, const Part& part) {
     }
     for (int64_t r = part.rows.begin; r < part.rows.end; r += kHeight) {
       const int64_t height = std::min<int64_t>(kHeight, part.rows.end - r);
-      tile.y = part.y + r * job.n;
-      tile.start = k ? tile.y : part.bias ? part.bias : zeros;
+      float* y = part.y + r * job.n;
+      tile.y = activated ? active : y;
+      tile.start = k ? y : part.bias ? part.bias : zeros;
       tile.start_pitch = k ? job.n : 0;
+      for (int64_t i = 0; i < height; ++i) {  // results are in no cache yet
+        __builtin_prefetch(y + i * job.n, 1);
+        __builtin_prefetch(y + i * job.n + kVector, 1);
+      }
       tile.a = part.a + (r - part.rows.begin) * part.a_row + k * job.a_step;
       if (part.columns == kWidth) multiply_rows<2, true>(tile, height);
       else multiply_rows<2, false>(tile, height);
-      if (job.activation && s + 1 == slices)
-        for (int64_t i = 0; i < height; ++i) {
-          float* y = tile.y + i * job.n;
-          const void* x = y;
-          job.activation({}, y, &x, 0, part.columns);
-        }
+      if (!activated) continue;
+      activate(job, active, kWidth, height, kWidth);
+      for (int64_t i = 0; i < height; ++i) std::memcpy(y + i * job.n, active + i * kWidth, part.columns * sizeof(float));
     }
   }
 }

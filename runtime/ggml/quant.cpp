@@ -178,11 +178,9 @@ void few_rows(ggml_tensor*, int ith, int nth, void* userdata) {
     const int64_t first = position * kColumns, count = std::min(kColumns, job.n - first);
     float* y = at<float>(job.data[0], offset[0]);
     columns.run(at<char>(job.data[2], offset[2]), y, count);
-    for (int64_t r = 0; r < job.m; ++r, y += job.n) {
-      for (int64_t c = 0; bias && c < count; ++c) y[c] += bias[first + c];
-      const void* x = y;
-      if (job.activation) job.activation({}, y, &x, 0, count);
-    }
+    for (int64_t r = 0; bias && r < job.m; ++r)
+      for (int64_t c = 0; c < count; ++c) y[r * job.n + c] += bias[first + c];
+    activate(job, y, job.n, job.m, count);
   });
 }
 

@@ -148,6 +148,16 @@ void multiply_rows(const Tile& tile, int64_t rows) {
     multiply_rows<vectors, whole, false>(tile, rows, heights);
 }
 
+// The product's function, where it has one, of some rows and columns of its result; of all at once where there are no gaps.
+inline void activate(const ProductJob& job, float* y, int64_t pitch, int64_t rows, int64_t columns) {
+  static const MapJob no_numbers{};
+  if (pitch == columns) columns *= std::exchange(rows, 1);
+  for (int64_t r = 0; job.activation && r < rows; ++r, y += pitch) {
+    const void* x = y;
+    job.activation(no_numbers, y, &x, 0, columns);
+  }
+}
+
 constexpr int64_t kBlock = 64 * 1024;  // elements of the first operand that stay in the second cache
 
 // Some rows of a product and kWidth columns of it, or what is left of them.

@@ -172,11 +172,7 @@ void words_product(ggml_tensor*, int ith, int nth, void* userdata) {
         tile.start_pitch = block ? job.n : 0;
         tile.x = rows.at(r, block);
         multiply_words<kHasLeast<Block>>(tile, height, std::make_integer_sequence<int, kRows>());
-        if (!job.activation || block + kBlocks < blocks) continue;
-        for (int64_t i = 0; i < height; ++i) {
-          const void* x = tile.y + i * job.n;
-          job.activation({}, tile.y + i * job.n, &x, 0, p.columns);
-        }
+        if (block + kBlocks >= blocks) activate(job, tile.y, job.n, height, p.columns);
       }
     }
   });
