@@ -59,6 +59,10 @@ def capture(
         return _from_program(model)
     if not isinstance(model, torch.nn.Module):
         fail("capture", type(model).__name__, "is neither a torch.nn.Module nor an ExportedProgram")
+    if not isinstance(args, tuple | list):
+        fail("capture", "args", f"is a {type(args).__name__}", "Give the example's inputs as a tuple: (x,)")
+    if not isinstance(kwargs, Mapping | None):
+        fail("capture", "kwargs", f"is a {type(kwargs).__name__}", "Give a dict; sizes are dynamic_shapes=…")
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     leaves = distinct(leaves, [*model.parameters(), *model.buffers()])
     given: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, in_spec)

@@ -307,9 +307,13 @@ def test_a_narrowed_range_is_reported() -> None:
 
 
 def test_wrong_calls_of_lower() -> None:
-    """What is no model, or no engine, is refused in a sentence."""
+    """What is no model, no example or no engine is refused in a sentence."""
     with pytest.raises(KeepdimError, match="is neither a torch.nn.Module nor an ExportedProgram"):
         keepdim.lower(lambda x: x, (torch.randn(3),))  # type: ignore[arg-type]
+    with pytest.raises(KeepdimError, match="args: is a Tensor. Give the example's inputs as a tuple"):
+        keepdim.lower(nn.ReLU(), torch.randn(3))  # type: ignore[arg-type]
+    with pytest.raises(KeepdimError, match="kwargs: is a tuple. Give a dict"):
+        keepdim.lower(nn.ReLU(), (torch.randn(3),), ({0: Dim("n", max=8)},))  # type: ignore[arg-type]
     with pytest.raises(KeepdimError, match="engine 'none': is not known"):
         keepdim.lower(nn.ReLU(), (torch.randn(3),), engine="none")
 
