@@ -40,6 +40,7 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
             _join_one_dtype(gm)
             _wide_numbers(gm)
             _whole_ends(gm)
+            _parts_as_slices(gm)
             _whole_parts(gm, symbols)
             _float_sizes(gm)
             for n in list(gm.graph.nodes):
@@ -202,6 +203,27 @@ def _whole_parts(gm: GraphModule, symbols: Mapping[str, Dim]) -> None:
         for node in chain:
             if not node.users:
                 gm.graph.erase_node(node)
+
+
+# What cuts a tensor at places, and along which dim of how many.
+_CUTS: dict[Any, Callable[[int], int]] = {
+    aten.hsplit.array: lambda rank: min(1, rank - 1), aten.vsplit.array: lambda rank: 0,
+    aten.dsplit.array: lambda rank: 2, aten.tensor_split.indices: lambda rank: 0,
+}  # fmt: skip
+
+
+def _parts_as_slices(gm: GraphModule) -> None:
+    """`x.tensor_split([1, 2])` as slices, which say where they end in a tensor that is shorter."""
+    for n in list(gm.graph.nodes):
+        if n.op != "call_function" or n.target not in _CUTS:
+            continue
+        x, places, *dim = n.args
+        rank = x.meta["val"].dim()
+        axis = (dim[0] if dim else n.kwargs.get("dim", _CUTS[n.target](rank))) % rank
+        for part in list(n.users):
+            i = part.args[1]
+            part.target, part.args = aten.slice.Tensor, (x, axis, [0, *places][i], [*places, INT64_MAX][i])
+        gm.graph.erase_node(n)
 
 
 # What is computed with a size as a float, as the same on tensors of one element.

@@ -6,7 +6,7 @@ minutes for a large model. So it is told only what it emits: a call of the deleg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from .ops import Unsupported
 from .partition import named_data
 from .passes import Lowered, Stays, nothing
 from .quant import Quantised
+from .trials import examples
 
 
 def take(
@@ -89,23 +90,35 @@ class _Caller(torch.nn.Module):
         return executorch_call_delegate(self.delegate, *inputs)
 
 
+def _range(d: Dim) -> tuple[int, int]:
+    lo, hi = d.bounds
+    assert lo is not None and hi is not None  # a .pte has upper bounds, verify has seen the lower
+    return lo, hi
+
+
+def _example(contract: Contract, choose: Callable[[int, int, int], int]) -> list[torch.Tensor]:
+    """Inputs whose sizes are chosen from their range, by what tells them apart from others."""
+    return [
+        torch.empty([choose(*_range(d), i + k) for k, d in enumerate(spec.dims)], dtype=DTYPE_OF[spec.dtype])
+        for i, spec in enumerate(contract.inputs)
+    ]
+
+
 def method_of(lowered: Lowered, backend: str) -> ExportedProgram:
     """A program that calls this one as a delegate, ready to be emitted.
 
     Every size that may change is one of its own there: the delegate checks how they hang together.
     """
-    shapes, inputs = [], []
     contract = lowered.program.contract
+    shapes = []
     for i, spec in enumerate(contract.inputs):
-        dynamic, sizes = {}, []
-        for k, d in enumerate(spec.dims):
-            lo, hi = d.bounds
-            assert lo is not None and hi is not None  # a .pte has upper bounds, verify has seen the lower
-            if d.value is None and lo != hi:
-                dynamic[k] = ExportDim(f"size_{i}_{k}", min=lo, max=hi)
-            sizes.append(min(hi, max(lo, 3 + i + k)))  # examples of their own
+        ranges = [_range(d) for d in spec.dims]
+        dynamic = {k: ExportDim(f"size_{i}_{k}", min=lo, max=hi) for k, (lo, hi) in enumerate(ranges) if lo != hi}
         shapes.append(dynamic or None)
-        inputs.append(torch.empty(sizes, dtype=DTYPE_OF[spec.dtype]))
+    inputs = _example(contract, lambda lo, hi, k: min(hi, max(lo, 3 + k)))
+    at = examples(contract, inputs)
+    if any(d.eval(at) == 0 for out in contract.outputs for d in out.dims):  # a result without elements is not emitted
+        inputs = _example(contract, lambda lo, hi, k: max(lo, hi - k))
 
     def exported(module: torch.nn.Module) -> ExportedProgram:
         with fx_config.patch(backed_size_oblivious=True), torch.no_grad():
