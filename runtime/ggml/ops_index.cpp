@@ -161,7 +161,10 @@ Part part_along(Build& b, const Tensor& x, const Tensor& index, int64_t dim) {
   return part;
 }
 
-Tensor gather(Build& b) { return read(b, part_along(b, b.in(0), b.in(1), need_dim(b, b.in(0)))); }
+Tensor gather(Build& b) {
+  if (b.out().count() == 0) return b.out();  // an index without elements may have any rank
+  return read(b, part_along(b, b.in(0), b.in(1), need_dim(b, b.in(0))));
+}
 
 // Writes `values` over a copy of x, which has become `out`.
 Tensor write(Build& b, const Part& part, const Tensor& values, Put put) {

@@ -202,12 +202,12 @@ void check_attention(Build& b, const Tensor& scores) {
   const auto fits_at = [&](const Tensor& x, int from_end) {  // a size of the batch, or of the heads of keys
     const int own = x.rank - from_end;
     const int64_t size = own >= 0 ? x.dims[own] : 1, wanted = out.dims[rank - from_end];
-    return size == 1 || size == wanted || (from_end == 3 && size > 0 && wanted % size == 0);
+    return size == 1 || size == wanted || (&x != &q && from_end == 3 && size > 0 && wanted % size == 0);
   };
-  bool fine = rank >= 2 && q.rank == rank && k.rank >= 2 && v.rank >= 2 && k.rank <= rank && v.rank <= rank;
-  fine = fine && k.dims[k.rank - 1] == q.dims[rank - 1] && k.dims[k.rank - 2] == v.dims[v.rank - 2] &&
-         out.dims[rank - 2] == q.dims[rank - 2] && out.dims[rank - 1] == v.dims[v.rank - 1];
-  for (int d = 3; fine && d <= rank; ++d) fine = q.dims[rank - d] == out.dims[rank - d] && fits_at(k, d) && fits_at(v, d);
+  bool fine = rank >= 2 && q.rank >= 2 && k.rank >= 2 && v.rank >= 2 && q.rank <= rank && k.rank <= rank && v.rank <= rank;
+  fine = fine && k.dims[k.rank - 1] == q.dims[q.rank - 1] && k.dims[k.rank - 2] == v.dims[v.rank - 2] &&
+         out.dims[rank - 2] == q.dims[q.rank - 2] && out.dims[rank - 1] == v.dims[v.rank - 1];
+  for (int d = 3; fine && d <= rank; ++d) fine = fits_at(q, d) && fits_at(k, d) && fits_at(v, d);
   fine = fine && (k.rank >= 3 ? k.dims[k.rank - 3] : 1) == (v.rank >= 3 ? v.dims[v.rank - 3] : 1);
   if (!fine) b.refuse(all + " do not fit " + dims_text(out) + ".");
   if (b.has(3) && !fits(b.in(3), scores))
@@ -271,12 +271,13 @@ void attention_step(Build& b, AttentionJob* job, const Tensor& out, const Attent
 }
 
 Tensor attention(Build& b) {
-  const Tensor &q = b.in(0), &k = b.in(1), &v = b.in(2);
+  const Tensor &k = b.in(1), &v = b.in(2);
   Tensor out = b.out(), scores = out;
   const int rank = out.rank, head = rank - 3;
   if (k.rank >= 2 && rank >= 2) scores.dims[rank - 1] = k.dims[k.rank - 2];
   check_attention(b, scores);
   if (out.count() == 0) return out;
+  const Tensor q = expand_batch(b.in(0), out);
   AttentionJob* job = attention_job(b, out, q, k, v);
   job->causal = b.flag("causal");
   job->safe = !b.attr("safe") || b.flag("safe");

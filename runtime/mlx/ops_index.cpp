@@ -136,6 +136,7 @@ Array cut(Op& op, const Array& x, const mx::Shape& sizes, int but) {
 
 Array gather(Op& op) {
   const Array &x = op.in(0), &given = op.in(1);
+  if (given.size() == 0) return mx::zeros(op.shape(), op.dtype());  // it may have any rank
   if (x.ndim() == 0) {
     const Array safe = op.index(given, 1, false);
     return mx::add(x, mx::astype(mx::multiply(safe, number(0, safe.dtype())), x.dtype()));

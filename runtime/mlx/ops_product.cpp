@@ -36,7 +36,7 @@ double scale_of(Op& op, int width) { return op.attr("scale") ? op.number("scale"
 
 // Heads of keys and values as many as those of queries.
 Array heads(const Array& x, const Array& q) {
-  if (x.ndim() < 3 || q.ndim() < 3 || x.shape(-3) == 1 || x.shape(-3) == q.shape(-3)) return x;
+  if (x.ndim() < 3 || q.ndim() < 3 || x.shape(-3) == 1 || q.shape(-3) == 1 || x.shape(-3) == q.shape(-3)) return x;
   return mx::repeat(x, q.shape(-3) / x.shape(-3), -3);
 }
 
@@ -45,14 +45,14 @@ Array attention(Op& op) {
   const bool causal = op.flag("causal"), safe = !op.attr("safe") || op.flag("safe");
   for (size_t i = 1; i < 3; ++i) {
     const Array& x = op.in(i);
-    if (x.ndim() < 2 || q.ndim() < 2 || (x.ndim() > 2 && q.ndim() > 2 && (x.shape(-3) == 0 || q.shape(-3) % x.shape(-3))))
+    if (x.ndim() < 2 || q.ndim() < 2 || (x.ndim() > 2 && q.ndim() > 2 && (x.shape(-3) == 0 || (q.shape(-3) > 1 && q.shape(-3) % x.shape(-3)))))
       op.refuse(dims_text(x.shape()) + " does not fit " + dims_text(q.shape()) + ".");
   }
   const auto scale = static_cast<float>(scale_of(op, q.shape(-1)));
   const int keys = op.in(1).shape(-2);
   if (keys == 0) return mx::zeros(op.shape(), op.dtype());
   if (q.ndim() == 4 && op.in(1).ndim() == 4 && op.in(2).ndim() == 4 && op.in(1).shape(0) == q.shape(0) && op.in(2).shape(0) == q.shape(0) &&
-      !op.has(3) && safe && (!causal || q.shape(2) == keys) && q.shape(3) > 0)
+      q.shape(1) >= op.in(1).shape(1) && !op.has(3) && safe && (!causal || q.shape(2) == keys) && q.shape(3) > 0)
     return mx::fast::scaled_dot_product_attention(q, op.in(1), op.in(2), scale, causal ? "causal" : "");
   const Array k = heads(op.in(1), q), v = heads(op.in(2), q), nothing = number(-HUGE_VAL, q.dtype());
   Array scores = mx::multiply(mx::matmul(q, mx::swapaxes(k, -1, -2)), number(scale, q.dtype()));

@@ -41,6 +41,7 @@ case("index_select", lambda x, i: x.index_select(1, i), "empty", x="n 5", i="i64
 case("index_select", lambda x, i: x.index_select(0, i), "no indices", x="5 3", i="i64 <5: n", n=N0)
 case("gather", lambda x, i: x.gather(0, i), x="5 n", i="i64 <5: 8 n", n=N)
 case("gather", lambda x, i: x.gather(0, i), "by no bytes", x="n", i="u8: 0", n=N)
+case("gather", lambda x, i: x.gather(0, i), "by nothing of another rank", x="n", i="i64: m 0", n=N, m=N)
 case("gather", lambda x, i: x.gather(-1, i), "last", x="b n 5", i="i64 <5: b n 5", n=N, b=B)
 case("gather", lambda x, i: x.gather(1, i), "middle", x="2 5 n", i="i64 <5: 2 7 n", n=N)
 case("gather", lambda x, i: x.gather(1, i), "part of it", x="4 5 3", i="i64 <5: 2 n 2", n=N)
