@@ -23,6 +23,9 @@ from .nodes import overload
 NO_KERNEL = "neither keepdim nor ExecuTorch's CPU kernels have it"
 NO_KERNEL_REMEDY = "Write it with ops that they have, or load a kernel for it before lowering and running"
 nonzero = torch.ops.aten.nonzero.default
+FAULTY = {  # kernels of ExecuTorch that give wrong results
+    torch.ops.aten.max_pool2d_with_indices_backward.default: "ExecuTorch's kernel adds to what its memory held before",
+}
 
 
 def outside_core(graphs: Iterable[GraphModule]) -> list[OpOverload]:
@@ -36,9 +39,13 @@ def outside_core(graphs: Iterable[GraphModule]) -> list[OpOverload]:
 
 
 def refuse_missing(graphs: Iterable[GraphModule]) -> None:
-    """Fail with every op of an Edge program that no kernel of ExecuTorch runs; delegated ones are no longer in it."""
-    kernels = set(_native.kernels())
-    missing = {n.name: op for gm in graphs for n in gm.graph.nodes if (op := _missing(n, kernels)) is not None}
+    """Fail with every op of an Edge program that no kernel of ExecuTorch runs, or not rightly; delegated ones are no
+    longer in it."""
+    nodes, kernels = [n for gm in graphs for n in gm.graph.nodes], set(_native.kernels())
+    for n in nodes:
+        if n.op == "call_function" and (op := overload(n)) in FAULTY:
+            fail("lower", f"{op} {n.name!r}", FAULTY[op], "Write it with other ops")
+    missing = {n.name: op for n in nodes if (op := _missing(n, kernels)) is not None}
     if missing:
         (name, op), *others = missing.items()
         also = f" (nor {', '.join(f'{o} {n!r}' for n, o in others)})" if others else ""

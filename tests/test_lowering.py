@@ -318,6 +318,18 @@ def test_wrong_calls_of_lower() -> None:
         keepdim.lower(nn.ReLU(), (torch.randn(3),), engine="none")
 
 
+def test_a_kernel_that_is_wrong_is_not_used() -> None:
+    """ExecuTorch has one for the way back through a pool, and it is right in the first call only."""
+
+    class Back(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, i = torch.ops.aten.max_pool2d_with_indices.default(x, [2, 2])
+            return torch.ops.aten.max_pool2d_with_indices_backward.default(y, x, [2, 2], [], [0, 0], [1, 1], False, i)
+
+    with pytest.raises(KeepdimError, match="ExecuTorch's kernel adds to what its memory held before"):
+        keepdim.lower(Back(), (torch.randn(1, 2, 8, 8),))
+
+
 # ---------------------------------------------------------------- foreign partitioners
 def test_two_threads_lower_at_once() -> None:
     """One waits for the other; both are right."""
