@@ -31,6 +31,8 @@ DTYPES = {"f32": torch.float32, "i64": torch.int64, "bool": torch.bool}
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
              "resize_", "resize_as_"}  # fmt: skip  # their results are what was in memory
 
+TRAINING = {"max_pool2d_with_indices_backward"}  # refused: test_lowering.py
+
 ANY_ORDER = {"argsort", "sort", "topk"}  # of equal values
 
 
@@ -233,7 +235,7 @@ def left_over(report: Any, count: int) -> list[list[str]]:
 # ---------------------------------------------------------------- OpInfo
 def entries() -> dict[str, Any]:
     """Every OpInfo by its name."""
-    return {op.formatted_name: op for op in op_db if op.name not in UNDEFINED}
+    return {op.formatted_name: op for op in op_db if op.name not in UNDEFINED | TRAINING}
 
 
 def dtypes(op: Any) -> list[str]:
@@ -257,6 +259,9 @@ def samples(op: Any, dtype: str) -> list[Call]:
     torch.manual_seed(0)
     for s in op.sample_inputs("cpu", DTYPES[dtype], requires_grad=False):
         call = Call(by_value(op.op) if op.name in ANY_ORDER else op.op, (s.input, *s.args), s.kwargs)
+        if op.name == "nn.functional.embedding_bag" and (s.kwargs.get("mode"), s.kwargs.get("include_last_offset")) == (
+            "max", True):  # fmt: skip  # without a bag torch itself reads beyond its memory
+            continue
         dense = all(x.layout == torch.strided and not x.is_quantized for x in call.tensors)
         if call.tensors and dense and call.eager(call.tensors) and _certain(call):
             out.append(call)
