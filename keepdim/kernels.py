@@ -22,10 +22,8 @@ from .nodes import overload
 
 NO_KERNEL = "neither keepdim nor ExecuTorch's CPU kernels have it"
 NO_KERNEL_REMEDY = "Write it with ops that they have, or load a kernel for it before lowering and running"
-nonzero = torch.ops.aten.nonzero.default
-FAULTY = {  # kernels of ExecuTorch that give wrong results
-    torch.ops.aten.max_pool2d_with_indices_backward.default: "ExecuTorch's kernel adds to what its memory held before",
-}
+aten = torch.ops.aten
+nonzero = aten.nonzero.default
 
 
 def outside_core(graphs: Iterable[GraphModule]) -> list[OpOverload]:
@@ -43,8 +41,8 @@ def refuse_missing(graphs: Iterable[GraphModule]) -> None:
     longer in it."""
     nodes, kernels = [n for gm in graphs for n in gm.graph.nodes], set(_native.kernels())
     for n in nodes:
-        if n.op == "call_function" and (op := overload(n)) in FAULTY:
-            fail("lower", f"{op} {n.name!r}", FAULTY[op], "Write it with other ops")
+        if n.op == "call_function" and (fact := _faulty(n)):
+            fail("lower", f"{overload(n)} {n.name!r}", fact, "Write it with other ops")
     missing = {n.name: op for n in nodes if (op := _missing(n, kernels)) is not None}
     if missing:
         (name, op), *others = missing.items()
@@ -56,6 +54,22 @@ def of_no_kernel(e: Exception) -> None:
     """The same for an op that only ExecuTorch's decompositions make: its check of the Edge dialect names it."""
     if found := re.search(r"Operator torch\._ops\.(\S+) is not in Core ATen", str(e)):
         fail("lower", found.group(1), NO_KERNEL, NO_KERNEL_REMEDY, e)
+
+
+def _faulty(n: FxNode) -> str:
+    """What is wrong with the kernel of a node; empty where nothing is."""
+    if overload(n) == aten.max_pool2d_with_indices_backward.default:
+        return "ExecuTorch's kernel adds to what its memory held before"
+    if overload(n) == aten._fft_c2r.default:
+        x, dims = n.args[0].meta["val"], n.args[1]
+        if sorted(dims) != list(range(x.dim() - len(dims), x.dim())):
+            return f"ExecuTorch's kernel writes by rows, and not along dims {dims} of {x.dim()}"
+    val, *given = (getattr(m.meta.get("val"), "dtype", None) for m in (n, *n.all_input_nodes))
+    if "_to_" in str(n.target) and val is not None and val.is_complex:
+        for dtype in given:
+            if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+                return f"ExecuTorch's kernel makes no {val} of {dtype}"
+    return ""
 
 
 def _missing(n: FxNode, kernels: set[str]) -> OpOverload | None:

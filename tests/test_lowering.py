@@ -319,7 +319,8 @@ def test_wrong_calls_of_lower() -> None:
 
 
 def test_a_kernel_that_is_wrong_is_not_used() -> None:
-    """ExecuTorch has one for the way back through a pool, and it is right in the first call only."""
+    """ExecuTorch has one for the way back through a pool that is right in the first call only, and one for the way back
+    from frequencies that takes rows alone."""
 
     class Back(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -328,6 +329,10 @@ def test_a_kernel_that_is_wrong_is_not_used() -> None:
 
     with pytest.raises(KeepdimError, match="ExecuTorch's kernel adds to what its memory held before"):
         keepdim.lower(Back(), (torch.randn(1, 2, 8, 8),))
+    with pytest.raises(KeepdimError, match=r"writes by rows, and not along dims \[0\] of 2"):
+        keepdim.lower(Fn(lambda m, x: torch.fft.irfft(x, dim=0)), (torch.randn(4, 3),))
+    with pytest.raises(KeepdimError, match="makes no torch.complex64 of torch.int64"):
+        keepdim.lower(Fn(lambda m, x: torch.fft.irfft(x)), (torch.arange(4),))
 
 
 # ---------------------------------------------------------------- foreign partitioners
