@@ -6,7 +6,7 @@ minutes for a large model. So it is told only what it emits: a call of the deleg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from .ops import Unsupported
 from .partition import named_data
 from .passes import Lowered, Stays, nothing
 from .quant import Quantised
-from .trials import examples
 
 
 def take(
@@ -55,6 +54,15 @@ def take(
 
 
 # ---------------------------------------------------------------- the method
+def _sizes(contract: Contract, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """The symbols in the sizes of these inputs, which may be symbolic themselves."""
+    sizes: dict[str, Any] = {}
+    for s in contract.symbols:
+        place = inputs[s.source.input].size(s.source.index) - s.source.add.over(sizes, FUNCTIONS)
+        sizes[s.name] = place // s.source.mul.over(sizes, FUNCTIONS) if s.source.mul.value != 1 else place
+    return sizes
+
+
 class _StandIn(torch.nn.Module):
     """Results of the right sizes, for every size of the inputs."""
 
@@ -63,10 +71,7 @@ class _StandIn(torch.nn.Module):
         self.contract = contract
 
     def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        sizes: dict[str, Any] = {}
-        for s in self.contract.symbols:
-            place = inputs[s.source.input].size(s.source.index) - s.source.add.over(sizes, FUNCTIONS)
-            sizes[s.name] = place // s.source.mul.over(sizes, FUNCTIONS) if s.source.mul.value != 1 else place
+        sizes = _sizes(self.contract, inputs)
         outs = [([d.over(sizes, FUNCTIONS) for d in out.dims], DTYPE_OF[out.dtype]) for out in self.contract.outputs]
         return [torch.ops.keepdim.stand_in(list(inputs), size, dtype) for size, dtype in outs]
 
@@ -116,7 +121,7 @@ def method_of(lowered: Lowered, backend: str) -> ExportedProgram:
         dynamic = {k: ExportDim(f"size_{i}_{k}", min=lo, max=hi) for k, (lo, hi) in enumerate(ranges) if lo != hi}
         shapes.append(dynamic or None)
     inputs = _example(contract, lambda lo, hi, k: min(hi, max(lo, 3 + k)))
-    at = examples(contract, inputs)
+    at = _sizes(contract, inputs)
     if any(d.eval(at) == 0 for out in contract.outputs for d in out.dims):  # a result without elements is not emitted
         inputs = _example(contract, lambda lo, hi, k: max(lo, hi - k))
 
