@@ -384,6 +384,7 @@ def test_sdpa_means_what_torch_does() -> None:
     """The oracle's attention against torch's own: mask, causal, scale, fewer heads, and a row that is hidden."""
     q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8)
     seen = torch.rand(2, 1, 5, 7) > 0.5
+    seen[..., 0] = True  # only one row is hidden
     seen[0, 0, 2] = False
     for mask, causal in ((None, False), (None, True), (seen, False), (torch.randn(5, 7), False)):
         got = reference.sdpa(reference.Call([q, k, k, mask], {"scale": 0.3, "causal": causal}, [], q.dtype))
