@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from executorch.exir import tensor as exir_tensor
 from executorch.exir.operator.convert import to_out_variant
+from executorch.exir.tensor import dim_order_from_stride
 from torch._ops import OpOverload
 from torch._subclasses import fake_impls
 from torch.fx import GraphModule
@@ -92,17 +94,29 @@ def _name(op: OpOverload) -> str:
     return op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
 
 
+def _order(strides: Sequence[Any]) -> Any:
+    """The order of a tensor's dims. A result without elements at the example's sizes has strides of 0 there, which say
+    nothing: what they are at most does."""
+    nodes = [s.node if isinstance(s, torch.SymInt) else None for s in strides]
+    if any(n is not None and n.has_hint() and n.hint == 0 for n in nodes):
+        strides = [int(n.shape_env.bound_sympy(n.expr).upper) if n else s for n, s in zip(nodes, strides, strict=True)]
+    return dim_order_from_stride(strides)
+
+
 @contextlib.contextmanager
 def as_kernels_write() -> Iterator[None]:
-    """torch lays the result of `nonzero` out by columns, ExecuTorch's kernel writes rows: while a program is lowered,
-    a traced one has rows too. (Otherwise the tensor is planned as columns, and read wrongly.)"""
+    """Tensors as ExecuTorch's kernels write them, while a program is lowered.
+
+    torch lays the result of `nonzero` out by columns, the kernel writes rows. (Planned as columns, it is read wrongly.)
+    """
     by_columns = fake_impls.op_implementations_dict[nonzero]
 
     def by_rows(fake_mode: Any, func: OpOverload, x: torch.Tensor) -> torch.Tensor:
         return x.new_empty(by_columns(fake_mode, func, x).shape, dtype=torch.int64)
 
-    fake_impls.op_implementations_dict[nonzero] = by_rows
+    fake_impls.op_implementations_dict[nonzero], exir_tensor.dim_order_from_stride = by_rows, _order
     try:
         yield
     finally:
         fake_impls.op_implementations_dict[nonzero] = by_columns
+        exir_tensor.dim_order_from_stride = dim_order_from_stride

@@ -42,6 +42,13 @@ def _grid_sampler(mode: Any, x: torch.Tensor, grid: torch.Tensor, *how: Any) -> 
     return x.new_empty((x.size(0), x.size(1), grid.size(1), grid.size(2)))
 
 
+@register_fast_op_impl(aten.slice_copy.Tensor)
+def _slice_copy(mode: Any, x: torch.Tensor, *places: Any, **named: Any) -> torch.Tensor:
+    """torch takes the ends of a copied slice for the example, and those of a slice for every size."""
+    with mode:
+        return x.new_empty(aten.slice.Tensor(x, *places, **named).shape)
+
+
 def _pooled(n: Any, kernel: Any, before: Any, after: Any, stride: Any, dilation: Any, ceil: bool) -> Any:
     """The size of a pool's result. Rounded up it may not begin behind the input: torch asks that of the example, here
     it is the smaller of two sizes."""

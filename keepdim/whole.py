@@ -6,7 +6,7 @@ minutes for a large model. So it is told only what it emits: a call of the deleg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,15 +54,6 @@ def take(
 
 
 # ---------------------------------------------------------------- the method
-def _sizes(contract: Contract, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """The symbols in the sizes of these inputs, which may be symbolic themselves."""
-    sizes: dict[str, Any] = {}
-    for s in contract.symbols:
-        place = inputs[s.source.input].size(s.source.index) - s.source.add.over(sizes, FUNCTIONS)
-        sizes[s.name] = place // s.source.mul.over(sizes, FUNCTIONS) if s.source.mul.value != 1 else place
-    return sizes
-
-
 class _StandIn(torch.nn.Module):
     """Results of the right sizes, for every size of the inputs."""
 
@@ -71,7 +62,10 @@ class _StandIn(torch.nn.Module):
         self.contract = contract
 
     def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        sizes = _sizes(self.contract, inputs)
+        sizes: dict[str, Any] = {}
+        for s in self.contract.symbols:
+            place = inputs[s.source.input].size(s.source.index) - s.source.add.over(sizes, FUNCTIONS)
+            sizes[s.name] = place // s.source.mul.over(sizes, FUNCTIONS) if s.source.mul.value != 1 else place
         outs = [([d.over(sizes, FUNCTIONS) for d in out.dims], DTYPE_OF[out.dtype]) for out in self.contract.outputs]
         return [torch.ops.keepdim.stand_in(list(inputs), size, dtype) for size, dtype in outs]
 
@@ -95,35 +89,23 @@ class _Caller(torch.nn.Module):
         return executorch_call_delegate(self.delegate, *inputs)
 
 
-def _range(d: Dim) -> tuple[int, int]:
-    lo, hi = d.bounds
-    assert lo is not None and hi is not None  # a .pte has upper bounds, verify has seen the lower
-    return lo, hi
-
-
-def _example(contract: Contract, choose: Callable[[int, int, int], int]) -> list[torch.Tensor]:
-    """Inputs whose sizes are chosen from their range, by what tells them apart from others."""
-    return [
-        torch.empty([choose(*_range(d), i + k) for k, d in enumerate(spec.dims)], dtype=DTYPE_OF[spec.dtype])
-        for i, spec in enumerate(contract.inputs)
-    ]
-
-
 def method_of(lowered: Lowered, backend: str) -> ExportedProgram:
     """A program that calls this one as a delegate, ready to be emitted.
 
     Every size that may change is one of its own there: the delegate checks how they hang together.
     """
+    shapes, inputs = [], []
     contract = lowered.program.contract
-    shapes = []
     for i, spec in enumerate(contract.inputs):
-        ranges = [_range(d) for d in spec.dims]
-        dynamic = {k: ExportDim(f"size_{i}_{k}", min=lo, max=hi) for k, (lo, hi) in enumerate(ranges) if lo != hi}
+        dynamic, sizes = {}, []
+        for k, d in enumerate(spec.dims):
+            lo, hi = d.bounds
+            assert lo is not None and hi is not None  # a .pte has upper bounds, verify has seen the lower
+            if d.value is None and lo != hi:
+                dynamic[k] = ExportDim(f"size_{i}_{k}", min=lo, max=hi)
+            sizes.append(min(hi, max(lo, 3 + i + k)))  # examples of their own
         shapes.append(dynamic or None)
-    inputs = _example(contract, lambda lo, hi, k: min(hi, max(lo, 3 + k)))
-    at = _sizes(contract, inputs)
-    if any(d.eval(at) == 0 for out in contract.outputs for d in out.dims):  # a result without elements is not emitted
-        inputs = _example(contract, lambda lo, hi, k: max(lo, hi - k))
+        inputs.append(torch.empty(sizes, dtype=DTYPE_OF[spec.dtype]))
 
     def exported(module: torch.nn.Module) -> ExportedProgram:
         with fx_config.patch(backed_size_oblivious=True), torch.no_grad():

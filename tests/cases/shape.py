@@ -97,6 +97,7 @@ case("slice", lambda x: [t + 1 for t in x.tensor_split([2, 5], -2)], "tensor_spl
 case("slice", lambda x: [t + 1 for t in x.tensor_split([5, 2, -1])], "tensor_split, back", x="n 4", n=N)
 case("slice", lambda x: [t + 1 for t in (*x.vsplit([1, 3]), *x.hsplit([1]))], "vsplit and hsplit", x="n 4", n=N)
 case("slice", lambda x: [t + 1 for t in x.dsplit([1, 3])], "dsplit", x="2 3 n", n=N)
+case("slice", lambda x: [torch.stack([t, t]) for t in x.dsplit([1, 3])], "empty where it was traced", x="2 3 n", n=N)
 case("slice", lambda x: [t * 2 for t in x.split([1, 3, 4], 1)], "split_with_sizes", x="n 8", n=N)
 case("slice", lambda x: x.split([2, x.size(0) - 2])[1] * 2, "split by a symbol", x="n 4", n=(3, 17, 4, 17))
 
