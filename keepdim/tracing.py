@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 aten = torch.ops.aten
 KEY = DispatchKey.CompositeImplicitAutograd
+SDPA = aten.scaled_dot_product_attention.default
 GRID = aten.affine_grid_generator.default
 LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 
@@ -69,6 +70,14 @@ def _whole(steps: Any) -> Any:
     return run
 
 
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *args: Any,
+               **kwargs: Any) -> Any:  # fmt: skip
+    """Attention with its mask as large as it is used: torch's own form asks whether there is one query."""
+    if mask is not None and mask.dim() > 1 and isinstance(mask.size(-2), int) and mask.size(-2) == 1:
+        mask = mask.expand(*mask.shape[:-2], q.size(-2), mask.size(-1))
+    return SDPA._op_dk(KEY, q, k, v, mask, *args, **kwargs)
+
+
 def _max_pool1d(x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
     """max_pool1d as max_pool2d: torch's own form reads the sizes as numbers."""
 
@@ -111,7 +120,7 @@ def forget_conds() -> None:
 def symbolic_sizes() -> Iterator[None]:
     """While it lasts, tracing keeps the sizes of these ops symbolic."""
     forget_conds()
-    ours = {aten.max_pool1d.default: _max_pool1d, aten.cdist.default: _cdist}
+    ours = {SDPA: _attention, aten.max_pool1d.default: _max_pool1d, aten.cdist.default: _cdist}
     saved = {op: op.py_kernels.get(KEY) for op in (*LAYERS, *ours)}
 
     def install(kernels: Any) -> None:
