@@ -70,12 +70,13 @@ def _whole(steps: Any) -> Any:
     return run
 
 
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *args: Any,
-               **kwargs: Any) -> Any:  # fmt: skip
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+               *args: Any, **kwargs: Any) -> Any:  # fmt: skip
     """Attention with its mask as large as it is used: torch's own form asks whether there is one query."""
+    mask = attn_mask
     if mask is not None and mask.dim() > 1 and isinstance(mask.size(-2), int) and mask.size(-2) == 1:
-        mask = mask.expand(*mask.shape[:-2], q.size(-2), mask.size(-1))
-    return SDPA._op_dk(KEY, q, k, v, mask, *args, **kwargs)
+        mask = mask.expand(*mask.shape[:-2], query.size(-2), mask.size(-1))
+    return SDPA._op_dk(KEY, query, key, value, mask, *args, **kwargs)
 
 
 def _max_pool1d(x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:

@@ -230,8 +230,8 @@ def test_every_row_has_a_case(engine: str) -> None:
 
 
 def test_every_overload_is_reached() -> None:
-    """Each overload with a row was delegated by some case, as a view or as Edge dialect's copy of one, or is listed with
-    the reason why none can be."""
+    """Each overload with a row was delegated by some case, as a view or as Edge dialect's copy of one; or is listed
+    with the reason why none can be."""
     outcomes = [outcome_of(group, "ggml") for group in groups()]
     reached = {name for o in outcomes if isinstance(o, Outcome) for name in o.report.delegated}
     left = {name.replace("_copy.", ".") for name in map(str, ops.ROWS)} - {n.replace("_copy.", ".") for n in reached}

@@ -39,6 +39,11 @@ def seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) 
     return F.scaled_dot_product_attention(q, k, v, torch.cat([row, mask[1:]]))
 
 
+def masked_twice(q: torch.Tensor, mask: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Two ways to mask, of which each asks torch.export for other sizes."""
+    return F.scaled_dot_product_attention(seen(q, q, q, mask), q, q, attn_mask=keys)
+
+
 family("attention")
 case("sdpa", sdpa(), q="b 2 n 8", k="b 2 n 8", v="b 2 n 8", n=L, b=B)
 case("sdpa", sdpa(), "other lengths", q="b 2 n 8", k="b 2 m 8", v="b 2 m 5", n=L, m=M, b=B)
@@ -53,6 +58,7 @@ case("sdpa", sdpa(), "a bool mask", q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", mask=
 case("sdpa", sdpa(), "a bool mask of keys", q="b 2 n 8", k="b 2 m 8", v="b 2 m 8", mask="bool: b 1 1 m", n=L, m=M, b=B)
 case("sdpa", sdpa(), "a mask with infinities", q="n 8", k="m 8", v="m 8", mask="f32 nan: n m", n=N, m=M)
 case("sdpa", seen, "a query that sees nothing", q="n 8", k="m 8", v="m 8", mask="n m", n=L, m=M)
+case("sdpa", masked_twice, "masked twice", q="n 8", mask="n n", keys="bool: 1 n", n=L)
 case("sdpa", sdpa(enable_gqa=True), "shared heads", q="b 6 n 8", k="b 2 m 8", v="b 2 m 8", n=L, m=M, b=B)
 case(
     "sdpa", sdpa(enable_gqa=True), "shared heads and a mask",
