@@ -29,7 +29,7 @@ from .reading import contract_of, read, unchecked
 from .rewrite import rewrite, strip_asserts
 from .signature import Signature, Transport
 from .tracing import symbolic_sizes
-from .trials import EagerFails, Trial, WrongNumbers, compare, own, own_program, relax
+from .trials import EagerFails, Trial, WrongNumbers, compare, own, own_program, relax, restrict
 
 INT32_MAX = 2**31 - 1
 
@@ -132,6 +132,8 @@ def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
     strip_asserts(bare)
     trial = Trial(model, bare, symbols, leaves, in_spec, mode.name)
     contract = relax(trial, contract)
+    if lenient:
+        contract = restrict(trial, contract)
     notes = _narrowed(ep, contract, specs) + compare(trial, contract, lenient)
     transports = [_transport(contract, i) for i in range(len(leaves))]
     out_spec = ep.call_spec.out_spec

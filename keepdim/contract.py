@@ -23,6 +23,7 @@ from .errors import KeepdimError, fail
 VERSION = 1
 # Why a constraint stands in a contract.
 RELIED = "torch.export relied on it"
+REFUSED = "the model itself refuses it"
 ASSERTED = "it is asserted in the exported program (torch._check, or torch.export itself)"
 DTYPES: dict[torch.dtype, str] = {
     torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64",

@@ -26,6 +26,7 @@ NO_KERNEL = "neither keepdim nor ExecuTorch's CPU kernels have it"
 NO_KERNEL_REMEDY = "Write it with ops that they have, or load a kernel for it before lowering and running"
 aten = torch.ops.aten
 nonzero = aten.nonzero.default
+CASTS = (aten._to_copy.default, torch.ops.dim_order_ops._to_dim_order_copy.default)
 
 
 def outside_core(graphs: Iterable[GraphModule]) -> list[OpOverload]:
@@ -66,8 +67,12 @@ def _faulty(n: FxNode) -> str:
         x, dims = n.args[0].meta["val"], n.args[1]
         if sorted(dims) != list(range(x.dim() - len(dims), x.dim())):
             return f"ExecuTorch's kernel writes by rows, and not along dims {dims} of {x.dim()}"
+    if overload(n) == aten._upsample_bilinear2d_aa.default and any(
+        isinstance(size, torch.SymInt) for size in n.meta["val"].shape
+    ):
+        return f"ExecuTorch's kernel has one size for its result, which is {list(n.meta['val'].shape)} here"
     val, *given = (getattr(m.meta.get("val"), "dtype", None) for m in (n, *n.all_input_nodes))
-    if "_to_" in str(n.target) and val is not None and val.is_complex:
+    if overload(n) in CASTS and val is not None and val.is_complex:
         for dtype in given:
             if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
                 return f"ExecuTorch's kernel makes no {val} of {dtype}"

@@ -29,7 +29,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import _native, kernels, loops, owned, pte, whole
-from .capture import Captured, needs_upper_bound
+from .capture import INT32_MAX, Captured, needs_upper_bound
 from .contract import BLOCKS
 from .errors import KeepdimError, fail, told
 from .foreign import BranchPartitioner, Watched, inner_branches, watched_backends
@@ -241,7 +241,7 @@ def _refuse_unbounded(program: ExportedProgram, symbols: Symbols) -> None:
         for val in pytree.tree_leaves(n.meta.get("val")):
             for d in val.shape if isinstance(val, torch.Tensor) else ():
                 size = to_dim(d, symbols)
-                if size.bounds[1] is None:
+                if size.bounds[1] is None or size.bounds[1] > INT32_MAX:
                     fact = "has no upper bound, and a .pte plans memory for one"
                     fail("lower", f"size {size} of '{n.name}'", fact, "Give it one: torch._check(size <= ...)")
 

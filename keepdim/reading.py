@@ -18,6 +18,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
 from torch.fx import GraphModule
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from .bounds import INT64_MAX, INT64_MIN
 from .contract import ASSERTED, RELIED, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
@@ -439,7 +440,12 @@ def _by_data(n: torch.fx.Node) -> bool:
     """Whether a value is, or has, a size that data decides."""
     val = n.meta.get("val")
     sizes = val.shape if isinstance(val, torch.Tensor) else [val]
-    return any(str(s).startswith("u") for d in sizes if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols)
+    return any(is_data(s) for d in sizes if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols)
+
+
+def is_data(symbol: sympy.Symbol) -> bool:
+    """Whether only data says what a symbol of torch's is."""
+    return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
 
 
 def expr_of(value: Any) -> Any:

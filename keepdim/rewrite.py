@@ -21,7 +21,7 @@ from torch.fx import Node as FxNode
 from .dims import Dim, decide
 from .errors import fail
 from .nodes import Symbols
-from .reading import graph_modules, scaled_size, shape_env_of, to_dim
+from .reading import graph_modules, is_data, scaled_size, shape_env_of, to_dim
 from .tracing import LAYERS
 
 INT64_MAX = 2**63 - 1
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
-    """All of them."""
+    """Every rewrite below, on the program and the bodies of its branches and loops."""
     strip_asserts(ep)
     _plain_layouts(ep)
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
@@ -62,7 +62,7 @@ def strip_asserts(ep: ExportedProgram) -> None:
             if str(n.target) == "aten._assert_scalar.default":
                 val = getattr(getattr(n.args[0], "meta", {}).get("val"), "node", None)
                 expr = sympy.true if val is None else val.expr
-                of_data = any(str(s).startswith("u") for s in expr.free_symbols)
+                of_data = any(map(is_data, expr.free_symbols))
                 apart = isinstance(expr, sympy.Ne) and expr.args[1] in (0, 1)
                 if not of_data and (gm is ep.graph_module or apart):
                     gm.graph.erase_node(n)
@@ -239,6 +239,9 @@ def _float_sizes(gm: GraphModule) -> None:
     """`x / s**0.5`: ExecuTorch has no sizes that are floats; as a tensor of one element it is data like any other."""
     floats = [n for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat)]
     mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
+    takers = [(n, user) for n in floats for user in n.users if user.target in _TAKE_TENSORS]
+    wide = any(user.meta["val"].dtype == torch.float64 for _, user in takers)
+    dtype = torch.float64 if wide else torch.float32
     twins: dict[FxNode, FxNode] = {}
 
     def call(target: Any, *args: Any, **kwargs: Any) -> FxNode:
@@ -252,12 +255,13 @@ def _float_sizes(gm: GraphModule) -> None:
         if n.target not in _ON_TENSORS:
             _no_float_size(n)
         with gm.graph.inserting_before(n):
-            ins = [twins[a] if a in twins else call(aten.scalar_tensor.default, a, dtype=torch.float32) for a in n.args]
+            ins = [twins[a] if a in twins else call(aten.scalar_tensor.default, a, dtype=dtype) for a in n.args]
             twins[n] = ins[0] if n.target is torch.sym_float else call(_ON_TENSORS[n.target], *ins)
-    for n, twin in twins.items():
-        for user in list(n.users):
-            if user not in twins and user.target in _TAKE_TENSORS:
-                user.replace_input_with(n, twin)
+    for n, user in takers:
+        with gm.graph.inserting_before(user):
+            narrow = wide and user.meta["val"].dtype != torch.float64  # a number does not widen what it meets
+            number = call(aten._to_copy.default, twins[n], dtype=torch.float32) if narrow else twins[n]
+        user.replace_input_with(n, number)
     for n in reversed(floats):
         if n.users:
             _no_float_size(n)

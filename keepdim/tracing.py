@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import _meta_registrations as torch_shapes
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch._dynamo.eval_frame import remove_from_cache
-from torch._subclasses.fake_impls import register_fast_op_impl
+from torch._subclasses import fake_impls
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 aten = torch.ops.aten
@@ -30,24 +30,20 @@ def _shapes(x: torch.Tensor, hx: Any, params: Any, has_biases: bool, num_layers:
     return (x.new_empty((x.size(0), x.size(1), size)), *(torch.empty_like(h) for h in first))
 
 
-for _layer in LAYERS:  # asked for shapes only, and only where a size is a symbol
-
-    @register_fast_op_impl(_layer)
-    def _fake(mode: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        return _shapes(*args, **kwargs)
-
-
-@register_fast_op_impl(aten.grid_sampler_2d.default)
 def _grid_sampler(mode: Any, x: torch.Tensor, grid: torch.Tensor, *how: Any) -> torch.Tensor:
     """torch computes a hundred ops and more for the shape of this one, each time that it is traced."""
     return x.new_empty((x.size(0), x.size(1), grid.size(1), grid.size(2)))
 
 
-@register_fast_op_impl(aten.slice_copy.Tensor)
 def _slice_copy(mode: Any, x: torch.Tensor, *places: Any, **named: Any) -> torch.Tensor:
     """torch takes the ends of a copied slice for the example, and those of a slice for every size."""
     with mode:
         return x.new_empty(aten.slice.Tensor(x, *places, **named).shape)
+
+
+def _masked_select(mode: Any, func: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """torch bounds the result by the elements of x, which may be fewer than those of the mask."""
+    return fake_impls.masked_select(mode, func, *torch.broadcast_tensors(x, mask))
 
 
 def _pooled(n: Any, kernel: Any, before: Any, after: Any, stride: Any, dilation: Any, ceil: bool) -> Any:
@@ -117,27 +113,43 @@ def forget_conds() -> None:
             remove_from_cache(code)
 
 
+# What has a shape function of ours: asked for shapes only, and only where a size is a symbol.
+SHAPES: dict[Any, Any] = {
+    **{layer: lambda mode, *args, **kwargs: _shapes(*args, **kwargs) for layer in LAYERS},
+    aten.grid_sampler_2d.default: _grid_sampler,
+    aten.slice_copy.Tensor: _slice_copy,
+}
+CHOSEN = aten.masked_select.default
+
+
+@contextlib.contextmanager
+def _with(table: Any, entries: Mapping[Any, Any]) -> Iterator[None]:
+    """A table of torch's with other entries."""
+    before = {key: table.get(key) for key in entries}
+    table.update(entries)
+    try:
+        yield
+    finally:
+        for key, entry in before.items():
+            if entry is None:
+                del table[key]
+            else:
+                table[key] = entry
+
+
 @contextlib.contextmanager
 def symbolic_sizes() -> Iterator[None]:
     """While it lasts, tracing keeps the sizes of these ops symbolic."""
     forget_conds()
     ours = {SDPA: _attention, aten.max_pool1d.default: _max_pool1d, aten.cdist.default: _cdist}
-    saved = {op: op.py_kernels.get(KEY) for op in (*LAYERS, *ours)}
-
-    def install(kernels: Any) -> None:
-        for op, kernel in kernels.items():
-            if kernel is None:
-                del op.py_kernels[KEY]
-            else:
-                op.py_kernels[KEY] = kernel
+    ours |= {layer: _whole(layer.py_kernels[KEY]) for layer in LAYERS}
+    with contextlib.ExitStack() as stack:
+        for op, kernel in ours.items():
+            stack.callback(op._dispatch_cache.clear)  # before and after
             op._dispatch_cache.clear()
-
-    pooled, torch_shapes.pooling_output_shape_pad_lr = torch_shapes.pooling_output_shape_pad_lr, _pooled
-    install({**{layer: _whole(saved[layer]) for layer in LAYERS}, **ours})
-    form, decomposition_table[GRID] = decomposition_table[GRID], _affine_grid
-    try:
+            stack.enter_context(_with(op.py_kernels, {KEY: kernel}))
+        stack.enter_context(_with(vars(torch_shapes), {"pooling_output_shape_pad_lr": _pooled}))
+        stack.enter_context(_with(decomposition_table, {GRID: _affine_grid}))
+        stack.enter_context(_with(fake_impls.op_implementations_dict, {CHOSEN: _masked_select}))
+        stack.enter_context(_with(fake_impls.get_fast_op_impls(), SHAPES))
         yield
-    finally:
-        decomposition_table[GRID] = form
-        torch_shapes.pooling_output_shape_pad_lr = pooled
-        install(saved)

@@ -16,7 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 
-from .contract import ASSERTED, RELIED, Constraint, Contract
+from .contract import ASSERTED, REFUSED, RELIED, Constraint, Contract
 from .dims import CMPS, Dim
 from .errors import KeepdimError, sentence_of
 from .propagate import disagreement_at
@@ -170,20 +170,27 @@ def compare(trial: Trial, contract: Contract, lenient: bool = False) -> list[str
     return notes
 
 
-def _compare_at(trial: Trial, contract: Contract, values: Mapping[str, int]) -> None:
-    flat = sized(contract, trial.leaves, values)
-    subject = f"{', '.join(f'{k} = {v}' for k, v in values.items())} ({trial.how})"
-    try:
-        want = run(own(trial.model), flat, trial.in_spec)
-    except Exception as first:  # indices in the example may be too large for a smaller table: 0 is in all of them
-        whole = [isinstance(x, torch.Tensor) and not x.is_floating_point() for x in trial.leaves]
-        leaves = [torch.zeros_like(x) if w else x for x, w in zip(trial.leaves, whole, strict=True)]
+def _eager(trial: Trial, contract: Contract, values: Mapping[str, int]) -> tuple[list[Any], Any]:
+    """Inputs that the model takes at a point, and what it makes of them. Indices in the example may be too large for a
+    smaller table, where 0 is in all of them, and lengths are rarely 0."""
+    integer = [isinstance(x, torch.Tensor) and not x.is_floating_point() for x in trial.leaves]
+    first: Exception | None = None
+    for fill in (None, 0, 1) if any(integer) else (None,):
+        pairs = zip(trial.leaves, integer, strict=True)
+        leaves = [torch.full_like(x, fill) if fill is not None and i else x for x, i in pairs]
         flat = sized(contract, leaves, values)
         try:
-            want = run(own(trial.model), flat, trial.in_spec)
-        except Exception:  # the first words are about the user's own values
-            text = sentence_of(first)
-            raise EagerFails(f"[capture] {subject}: eager fails there: {text}. Raise the lower bound.") from first
+            return flat, run(own(trial.model), flat, trial.in_spec)
+        except Exception as e:  # whatever a model raises; the first words are about the user's own values
+            first = first or e
+    assert first is not None
+    subject = f"{', '.join(f'{k} = {v}' for k, v in values.items())} ({trial.how})"
+    raise EagerFails(f"[capture] {subject}: eager fails there: {sentence_of(first)}. Raise the lower bound.") from first
+
+
+def _compare_at(trial: Trial, contract: Contract, values: Mapping[str, int]) -> None:
+    flat, want = _eager(trial, contract, values)
+    subject = f"{', '.join(f'{k} = {v}' for k, v in values.items())} ({trial.how})"
     remedy = "The model branches on a size: use torch.cond, or narrow the range"
     if (found := disagreement_at(values, trial.program, trial.symbols)) is not None:
         raise WrongNumbers(f"[capture] {subject}: {' '.join(found)}. {remedy}.")
@@ -254,6 +261,28 @@ def relax(trial: Trial, contract: Contract) -> Contract:
             cut = []
         kept += [] if cut else [c]
     return msgspec.structs.replace(contract, constraints=tuple(kept))
+
+
+def restrict(trial: Trial, contract: Contract) -> Contract:
+    """The contract with the sizes 0 and 1 forbidden where the model refuses them: torch.export drops what is said of
+    these two, be it torch._check or `if n == 1: raise`."""
+    start = examples(contract, trial.leaves)
+
+    def refused(name: str, size: int) -> bool:
+        values = {**start, name: size}
+        try:
+            if not broken(contract, values) and elements(contract, values) <= BUDGET:
+                _eager(trial, contract, values)
+        except EagerFails:
+            return True
+        return False
+
+    found = []
+    for s in contract.symbols:
+        small = range(s.lo, 2) if s.lo is not None and (s.hi is None or s.hi > 1) else ()
+        if (sizes := [n for n in small if refused(s.name, n)]) and not refused(s.name, 2):
+            found += [Constraint(s.dim, "ne", Dim.const(n), REFUSED) for n in sizes]
+    return msgspec.structs.replace(contract, constraints=(*contract.constraints, *found))
 
 
 def _of_export(c: Constraint) -> bool:

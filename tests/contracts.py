@@ -391,6 +391,47 @@ def size_as_a_float() -> Case:
 
 
 @case
+def size_as_a_float_in_two_dtypes() -> Case:
+    def model(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        root = x.size(0) ** 0.5
+        return x / root, x * (1.0 / x.size(0)), y * root
+
+    return Case(model, (R(3).double(), R(3)), ({0: S()}, {0: S()}), [(R(n).double(), R(n)) for n in (1, 16, 5)])
+
+
+@case
+def refuses_one() -> Case:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        if x.size(0) == 1:
+            raise ValueError("a deviation needs two")
+        return x.std(0)
+
+    return Case(model, (R(3, 4),), ({0: S()},), [(R(n, 4),) for n in (2, 16, 5)], [((R(1, 4),), "refuses it")])
+
+
+@case
+def refuses_none() -> Case:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        torch._check(x.size(0) != 0)
+        return x * 2
+
+    return Case(model, (R(3),), ({0: S(0)},), [(R(n),) for n in (1, 16, 5)], [((R(0),), "refuses it")])
+
+
+@case
+def lengths_of_made_up_inputs() -> Case:
+    """Eager fails at size 1 with the example's lengths, and not with others: nothing forbids it."""
+
+    def model(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            assert 0 < int(lengths.min()) and int(lengths.max()) <= x.size(0)
+        return x.cumsum(0) / lengths
+
+    inputs = [(R(n), torch.full((2, 1), n)) for n in (1, 16, 5)]
+    return Case(model, (R(3), torch.tensor([[2], [2]])), ({0: S()}, None), inputs)
+
+
+@case
 def branch_through_a_float() -> Case:
     return Case(lambda x: x * 2 if x.size(0) * 0.5 < 3 else x * 3, (R(5),), ({0: S(2)},), refused="torch.export gives")
 
@@ -1597,6 +1638,28 @@ loops_inside_loops
     x: f32[t, b, 4]
     -> getitem: f32[4]
     -> getitem_1: f32[t, b, 4]
+size_as_a_float_in_two_dtypes
+    s: 1..16 from input 0 'x' dim 0
+    x: f64[s]
+    y: f32[s]
+    -> div: f64[s]
+    -> mul: f64[s]
+    -> mul_1: f32[s]
+refuses_one
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    requires s != 1
+    -> std: f32[4]
+refuses_none
+    s: 0..16 from input 0 'x' dim 0
+    x: f32[s]
+    requires s != 0
+    -> mul: f32[s]
+lengths_of_made_up_inputs
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s]
+    lengths: i64[2, 1]
+    -> div: f32[2, s]
 """
 
 

@@ -23,7 +23,6 @@ from torch.export import Dim
 from torch.testing._internal.common_methods_invocations import op_db
 
 import keepdim
-from keepdim import ops
 from keepdim.errors import KeepdimError
 from keepdim.trials import broken, examples, sized
 
@@ -287,23 +286,6 @@ def pure(call: Call) -> bool:
     with torch.no_grad():
         call(*tensors)
     return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(tensors, call.tensors, strict=True))
-
-
-def overloads(call: Call) -> set[Any]:
-    """What the sample becomes: its ops after torch.export's decomposition; empty where export refuses it."""
-    try:
-        with torch.no_grad():
-            program = torch.export.export(call, tuple(call.tensors)).run_decompositions()
-    except Exception:  # export says no in many ways; lowering will say it in a sentence
-        return set()
-    return {n.target for n in program.graph.nodes if n.op == "call_function"}
-
-
-def ours(call: Call) -> bool:
-    """Is there a row for some of it, and is it a function of its inputs alone?"""
-    found = overloads(call)
-    random = any(torch.Tag.nondeterministic_seeded in getattr(t, "tags", ()) for t in found)
-    return not random and any(t in ops.ROWS for t in found)
 
 
 def tally(verdicts: Sequence[Verdict]) -> Counter[str]:

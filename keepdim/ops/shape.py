@@ -107,6 +107,14 @@ def _slice(b: Sink, name: str, a: Args, out: Shape) -> int:
     return b.emit(name, [x], out, dim=Dim.const(axis), start=start, step=step)
 
 
+def _narrow(b: Sink, name: str, a: Args, out: Shape) -> int:
+    x = a.tensor("self")
+    axis = axis_of(a, "dim", len(out.dims))
+    a.ignore("length")  # as above
+    start = _from_end(a.dim("start"), b.shape(x).dims[axis])
+    return b.emit(name, [x], out, dim=Dim.const(axis), start=start, step=Dim.const(1))
+
+
 def _select(b: Sink, name: str, a: Args, out: Shape) -> int:
     x = a.tensor("self")
     dims = b.shape(x).dims
@@ -294,6 +302,7 @@ op("expand", aten.expand_copy.default, aten.expand.default, aten.expand_as.defau
 op("expand", aten.copy.default, lower=_copy_into)
 op("cat", aten.cat.default, lower=_cat)
 op("slice", aten.slice_copy.Tensor, aten.slice.Tensor, lower=_slice)
+op("slice", aten.narrow_copy.default, lower=_narrow)
 op("slice", aten.split_with_sizes_copy.default, aten.split_with_sizes.default, lower=_split)
 op("slice", aten.split_copy.Tensor, aten.split.Tensor, aten.chunk.default, lower=_split)
 op("slice", aten.roll.default, lower=_roll)
@@ -307,7 +316,7 @@ op("expand", aten.repeat.default, lower=_repeat)
 op("tril", aten.tril.default, lower=_triangle)
 op("triu", aten.triu.default, lower=_triangle)
 op("select", aten.select_copy.int, aten.select.int, lower=_select)
-op("select", aten.unbind.int, lower=_unbind)
+op("select", aten.unbind_copy.int, aten.unbind.int, lower=_unbind)
 op("arange", aten.arange.start_step, aten.arange.default, aten.arange.start, lower=_arange)
 op("full", aten.full.default, lower=_full("fill_value"))
 op("full", aten.full_like.default, lower=_full("fill_value"))

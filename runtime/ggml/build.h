@@ -74,7 +74,6 @@ struct RunError {
   void set(const void* failed, int64_t at, const std::string& what);
 };
 
-// What a kernel gets. `data` is patched before a run; the rest is fixed by the build.
 // What threads take their units from, as they come: a core that is slower for a while takes fewer. The last to leave
 // winds it back for the next run; every thread comes to every kernel.
 struct Units {
@@ -86,6 +85,7 @@ struct Units {
   Units& operator=(const Units&) { return *this; }
 };
 
+// What a kernel gets. `data` is patched before a run; the rest is fixed by the build.
 struct Job {
   mutable Units units;
   void* data[kMaxData] = {};  // result, operands

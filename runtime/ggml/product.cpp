@@ -46,8 +46,12 @@ class Apart {
   std::pair<const char*, int64_t> operator()(const ProductJob& job, const char* a, Span rows) {
     const int64_t count = rows.end - rows.begin, pitch = job.k + kVector;
     a += rows.begin * job.a_row;
-    float* copy = job.a_row % 4096 == 0 && job.a_step == sizeof(float) && count > 4 ? scratch(count * pitch) : nullptr;
-    if (!copy) return {a, job.a_row};
+    const bool close = job.a_row && job.a_row % 4096 == 0 && job.a_step == sizeof(float) && count > 4 && count * pitch <= kMost;
+    float* copy = close ? scratch(count * pitch) : nullptr;
+    if (!copy) {
+      copied_ = nullptr;
+      return {a, job.a_row};
+    }
     if (a != copied_)
       for (int64_t r = 0; r < count; ++r) std::memcpy(copy + r * pitch, a + r * job.a_row, job.k * sizeof(float));
     copied_ = a;
@@ -55,6 +59,7 @@ class Apart {
   }
 
  private:
+  static constexpr int64_t kMost = 1 << 21;  // floats: what a thread keeps for it stays small
   const char* copied_ = nullptr;
 };
 

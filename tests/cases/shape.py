@@ -98,6 +98,8 @@ case("slice", lambda x: [t + 1 for t in x.tensor_split([5, 2, -1])], "tensor_spl
 case("slice", lambda x: [t + 1 for t in (*x.vsplit([1, 3]), *x.hsplit([1]))], "vsplit and hsplit", x="n 4", n=N)
 case("slice", lambda x: [t + 1 for t in x.dsplit([1, 3])], "dsplit", x="2 3 n", n=N)
 case("slice", lambda x: [torch.stack([t, t]) for t in x.dsplit([1, 3])], "empty where it was traced", x="2 3 n", n=N)
+case("slice", lambda x: (x.narrow_copy(-1, 1, 2), x.narrow_copy(0, -1, 1)), "narrow_copy", x="n 4", n=N)
+case("select", lambda x: torch.unbind_copy(x, 1)[2], "unbind_copy", x="n 4 3", n=N)
 case("slice", lambda x: [t * 2 for t in x.split([1, 3, 4], 1)], "split_with_sizes", x="n 8", n=N)
 case("slice", lambda x: x.split([2, x.size(0) - 2])[1] * 2, "split by a symbol", x="n 4", n=(3, 17, 4, 17))
 
