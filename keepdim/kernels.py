@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ NO_KERNEL = "neither keepdim nor ExecuTorch's CPU kernels have it"
 NO_KERNEL_REMEDY = "Write it with ops that they have, or load a kernel for it before lowering and running"
 aten = torch.ops.aten
 nonzero = aten.nonzero.default
-CASTS = (aten._to_copy.default, torch.ops.dim_order_ops._to_dim_order_copy.default)
 
 
 def outside_core(graphs: Iterable[GraphModule]) -> list[OpOverload]:
@@ -43,9 +42,10 @@ def refuse_missing(graphs: Iterable[GraphModule]) -> None:
     """Fail with every op of an Edge program that no kernel of ExecuTorch runs, or not rightly; delegated ones are no
     longer in it."""
     nodes, kernels = [n for gm in graphs for n in gm.graph.nodes], set(_native.kernels())
-    for n in nodes:
-        if n.op == "call_function" and (fact := _faulty(n)):
-            fail("lower", f"{overload(n)} {n.name!r}", fact, "Write it with other ops")
+    for n in (n for n in nodes if n.op == "call_function"):
+        target = overload(n)
+        if target in FAULTS and (fact := FAULTS[target](n)):
+            fail("lower", f"{target} {n.name!r}", fact, "Write it with other ops")
     missing = {n.name: op for n in nodes if (op := _missing(n, kernels)) is not None}
     if missing:
         (name, op), *others = missing.items()
@@ -59,24 +59,32 @@ def of_no_kernel(e: Exception) -> None:
         fail("lower", found.group(1), NO_KERNEL, NO_KERNEL_REMEDY, e)
 
 
-def _faulty(n: FxNode) -> str:
-    """What is wrong with the kernel of a node; empty where nothing is."""
-    if overload(n) == aten.max_pool2d_with_indices_backward.default:
-        return "ExecuTorch's kernel adds to what its memory held before"
-    if overload(n) == aten._fft_c2r.default:
-        x, dims = n.args[0].meta["val"], n.args[1]
-        if sorted(dims) != list(range(x.dim() - len(dims), x.dim())):
-            return f"ExecuTorch's kernel writes by rows, and not along dims {dims} of {x.dim()}"
-    if overload(n) == aten._upsample_bilinear2d_aa.default and any(
-        isinstance(size, torch.SymInt) for size in n.meta["val"].shape
-    ):
-        return f"ExecuTorch's kernel has one size for its result, which is {list(n.meta['val'].shape)} here"
-    val, *given = (getattr(m.meta.get("val"), "dtype", None) for m in (n, *n.all_input_nodes))
-    if overload(n) in CASTS and val is not None and val.is_complex:
-        for dtype in given:
-            if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-                return f"ExecuTorch's kernel makes no {val} of {dtype}"
-    return ""
+def _inverse_fault(n: FxNode) -> str:
+    x, dims = n.args[0].meta["val"], n.args[1]
+    last = list(range(x.dim() - len(dims), x.dim()))
+    return "" if sorted(dims) == last else f"ExecuTorch's kernel writes by rows, and not along dims {dims} of {x.dim()}"
+
+
+def _resize_fault(n: FxNode) -> str:
+    sizes = n.meta["val"].shape
+    fixed = all(isinstance(size, int) for size in sizes)
+    return "" if fixed else f"ExecuTorch's kernel has one size for its result, which is {list(sizes)} here"
+
+
+def _cast_fault(n: FxNode) -> str:
+    to, of = n.meta["val"].dtype, n.args[0].meta["val"].dtype
+    fits = of.is_floating_point or of.is_complex or not to.is_complex
+    return "" if fits else f"ExecuTorch's kernel makes no {to} of {of}"
+
+
+# What is wrong with a kernel in a node; empty where nothing is.
+FAULTS: dict[OpOverload, Callable[[FxNode], str]] = {
+    aten.max_pool2d_with_indices_backward.default: lambda n: "ExecuTorch's kernel adds to what its memory held before",
+    aten._fft_c2r.default: _inverse_fault,
+    aten._upsample_bilinear2d_aa.default: _resize_fault,
+    aten._to_copy.default: _cast_fault,
+    torch.ops.dim_order_ops._to_dim_order_copy.default: _cast_fault,
+}
 
 
 def _missing(n: FxNode, kernels: set[str]) -> OpOverload | None:

@@ -26,6 +26,7 @@ import torch
 
 import keepdim
 from keepdim import _native, cli, ops, program
+from keepdim.kernels import FAULTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -86,6 +87,8 @@ def ops_page() -> str:
         else:
             reason = why.get(name, "?")
             kernel = "ExecuTorch's kernel" if name in kernels or f"{name}_copy" in kernels else "refused"
+            if any(str(op).startswith(f"aten.{name}.") for op in FAULTS):
+                kernel += ", where that is right"
             left.append(f"| {name} | {'keepdim' if reason == AS_2D else kernel} | {reason} |")
     core = {n.removesuffix("_copy") for n in core_ops()}
     other = sorted(n for n in rows if n.removesuffix("_copy") not in core)
