@@ -8,6 +8,7 @@ tensor (or as an element, when they may be negative), because ExecuTorch freezes
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -192,12 +193,19 @@ def specs_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         for k in rest:
             if node is None:
                 return None
-            if isinstance(k, str) and isinstance(value, tuple):  # a field of a NamedTuple
-                k = value._fields.index(k)  # type: ignore[attr-defined]
-            node, value = ((x[k] if isinstance(x, (dict, list, tuple)) else getattr(x, str(k))) for x in (node, value))
+            place = _fields(value).index(k) if isinstance(k, str) and isinstance(node, (tuple, list)) else k
+            node = node[place] if isinstance(node, (dict, list, tuple)) else getattr(node, str(k))
+            value = value[k] if isinstance(value, Mapping) or isinstance(k, int) else getattr(value, str(k))
         return node
 
     return [find(path) for path, _ in paths]
+
+
+def _fields(value: Any) -> Sequence[str]:
+    """Of a NamedTuple, or of a dataclass those that are there: in this order torch.export wants their sizes."""
+    if dataclasses.is_dataclass(value):
+        return [f.name for f in dataclasses.fields(value) if getattr(value, f.name) is not None]
+    return value._fields
 
 
 def _key(k: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch.fx import Node as FxNode
 
 from . import passes
@@ -181,10 +181,10 @@ class _Builder:
             self.places.append(Place("int", i, 0, dim))
 
     def constant(self, node: FxNode, data: torch.Tensor) -> None:
-        """A weight; one number alone becomes a `full`, which passes can fold."""
+        """A weight; one number alone becomes a `full`, which passes can fold. A partitioner is not told the number."""
         self.current = node.name
         shape = Shape(dtype_name(data.dtype, node.name), tuple(Dim.const(d) for d in data.shape))
-        if data.dim() == 0:
+        if data.dim() == 0 and not is_fake(data):
             with unset_fake_temporarily():
                 x = data.item()
             self.ids[node] = self.emit("full", [], shape, value=x if isinstance(x, float) else Dim.const(int(x)))

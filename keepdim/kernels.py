@@ -38,14 +38,17 @@ def outside_core(graphs: Iterable[GraphModule]) -> list[OpOverload]:
     return list(dict.fromkeys(op for op in ops if torch.Tag.core not in op.tags))
 
 
-def refuse_missing(graphs: Iterable[GraphModule]) -> None:
-    """Fail with every op of an Edge program that no kernel of ExecuTorch runs, or not rightly; delegated ones are no
-    longer in it."""
-    nodes, kernels = [n for gm in graphs for n in gm.graph.nodes], set(_native.kernels())
-    for n in (n for n in nodes if n.op == "call_function"):
+def refuse_faulty(graphs: Iterable[GraphModule]) -> None:
+    """Fail with a node that a kernel of ExecuTorch would not run rightly."""
+    for n in (n for gm in graphs for n in gm.graph.nodes if n.op == "call_function"):
         target = overload(n)
         if target in FAULTS and (fact := FAULTS[target](n)):
             fail("lower", f"{target} {n.name!r}", fact, "Write it with other ops")
+
+
+def refuse_missing(graphs: Iterable[GraphModule]) -> None:
+    """Fail with every op of an Edge program that no kernel of ExecuTorch runs; delegated ones are no longer in it."""
+    nodes, kernels = [n for gm in graphs for n in gm.graph.nodes], set(_native.kernels())
     missing = {n.name: op for n in nodes if (op := _missing(n, kernels)) is not None}
     if missing:
         (name, op), *others = missing.items()
@@ -82,6 +85,7 @@ FAULTS: dict[OpOverload, Callable[[FxNode], str]] = {
     aten.max_pool2d_with_indices_backward.default: lambda n: "ExecuTorch's kernel adds to what its memory held before",
     aten._fft_c2r.default: _inverse_fault,
     aten._upsample_bilinear2d_aa.default: _resize_fault,
+    aten._upsample_bilinear2d_aa.vec: _resize_fault,
     aten._to_copy.default: _cast_fault,
     torch.ops.dim_order_ops._to_dim_order_copy.default: _cast_fault,
 }

@@ -122,6 +122,7 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
         owned.release(program)
         signature = captured.signature._replace(mutated=_mutated(program))
         restore_ranges(program, ranges)
+        kernels.refuse_faulty(graph_modules(program.graph_module))
         kernels.refuse_missing(graph_modules(program.graph_module))
         report = report_on(program, partitioner, captured.notes)
         text = outline(program, Symbols(symbols, env), report.remaining).to_json()
@@ -223,6 +224,7 @@ def _to_edge(program: ExportedProgram, partitioner: list[Partitioner]) -> Any:
         except KeepdimError:
             raise
         except Exception as e:  # ExecuTorch raises many kinds; the reader needs one
+            kernels.refuse_faulty(graphs)
             kernels.of_no_kernel(e)
             _of_data(e)
             fail("lower", "ExecuTorch", f"cannot lower this program: {told(e)}", cause=e)

@@ -20,6 +20,7 @@ from torch.fx import Node as FxNode
 
 from .dims import Dim, decide
 from .errors import fail
+from .forms import in_other_ops
 from .nodes import Symbols
 from .reading import graph_modules, is_data, scaled_size, shape_env_of, to_dim
 from .tracing import LAYERS
@@ -37,6 +38,7 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
     with env.suppress_guards() if env is not None else contextlib.nullcontext():
         for gm in graph_modules(ep.graph_module):
             _map_as_scan(gm)
+            in_other_ops(gm)
             _join_one_dtype(gm)
             _wide_numbers(gm)
             _whole_ends(gm)

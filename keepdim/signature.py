@@ -20,6 +20,19 @@ from .tables import Table
 CONTRACT_METHOD = "keepdim_contract"
 
 
+def _name_result_types() -> None:
+    """What torch's own ops return (`x.topk(2)`, `x.max(0)`) gets a name, so that a file can say it."""
+    for cls in torch.return_types.all_return_types:
+        known = pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
+        if known is not None and known.serialized_type_name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
+            name = f"torch.return_types.{cls.__name__}"
+            pytree.SUPPORTED_SERIALIZED_TYPES[cls] = known._replace(serialized_type_name=name)
+            pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = cls
+
+
+_name_result_types()
+
+
 class Transport(NamedTuple):
     """How one flat input travels: as it is, as `size` of an empty tensor (value - offset), or as an `item`.
 

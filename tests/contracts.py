@@ -399,6 +399,34 @@ def size_as_a_float_in_two_dtypes() -> Case:
     return Case(model, (R(3).double(), R(3)), ({0: S()}, {0: S()}), [(R(n).double(), R(n)) for n in (1, 16, 5)])
 
 
+class Numbers(nn.Module):
+    """Numbers as parameters and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("step", torch.tensor(2))
+        self.register_buffer("on", torch.tensor(True))
+
+    def forward(self, x: torch.Tensor, m: torch.Tensor) -> tuple[Any, ...]:
+        y = x.clamp(max=self.scale) * self.step
+        return torch.where(m & self.on, y, 0.0), x, y.shape[0]
+
+
+@case
+def numbers_as_parameters() -> Case:
+    "beside outputs that are an input and a size, which is not lowered in one piece"
+    inputs = [(R(n, 4), R(n, 4) > 0) for n in (1, 16, 5)]
+    return Case(Numbers(), (R(3, 4), R(3, 4) > 0), ({0: S()}, {0: S()}), inputs)
+
+
+@case
+def result_types_of_torch() -> Case:
+    return Case(
+        lambda x: {"top": x.topk(2), "most": x.max(0)}, (R(3, 4),), ({0: S()},), [(R(n, 4),) for n in (1, 16, 5)]
+    )
+
+
 @case
 def refuses_one() -> Case:
     def model(x: torch.Tensor) -> torch.Tensor:
@@ -1088,10 +1116,10 @@ def unique() -> Case:
 def no_kernel() -> Case:
     "every op that nothing runs is named"
     return Case(
-        lambda x: (x.median(), torch.histc(x)),
+        lambda x: (x.mode(0).values, torch.histc(x)),
         (R(5, 4),),
         ({0: S()},),
-        refused="aten.median.default 'aten_median_default': neither keepdim nor ExecuTorch's CPU kernels have it "
+        refused="aten.mode.default 'aten_mode_default': neither keepdim nor ExecuTorch's CPU kernels have it "
         "(nor aten.histc.default 'aten_histc_default')",
     )
 
@@ -1645,6 +1673,20 @@ size_as_a_float_in_two_dtypes
     -> div: f64[s]
     -> mul: f64[s]
     -> mul_1: f32[s]
+numbers_as_parameters
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    m: bool[s, 4]
+    -> where: f32[s, 4]
+    -> x: f32[s, 4]
+    -> sym_size_int_2: int[s]
+result_types_of_torch
+    s: 1..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    -> getitem: f32[s, 2]
+    -> getitem_1: i64[s, 2]
+    -> getitem_2: f32[4]
+    -> getitem_3: i64[4]
 refuses_one
     s: 1..16 from input 0 'x' dim 0
     x: f32[s, 4]

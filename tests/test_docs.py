@@ -26,6 +26,7 @@ import torch
 
 import keepdim
 from keepdim import _native, cli, ops, program
+from keepdim.forms import FORMS
 from keepdim.kernels import FAULTS
 
 ROOT = Path(__file__).parent.parent
@@ -97,6 +98,7 @@ def ops_page() -> str:
         *(f"## Core ATen, delegated ({len(done)})", "", "| op | as | overloads |", "|---|---|---|", *done, ""),
         *(f"## Core ATen, without a row ({len(left)})", "", "| op | runs on | why |", "|---|---|---|", *left, ""),
         *("## Others that are taken as they are", "", ", ".join(other) + ".", ""),
+        *("## Others that are written in other ops", "", ", ".join(sorted(map(str, FORMS))) + ".", ""),
         *("## Ops of every engine", "", ", ".join(sorted(_native.engines()["ggml"])) + ".", ""),
     ]
     return "\n".join(lines)

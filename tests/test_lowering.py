@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -535,3 +536,31 @@ def test_an_assert_that_only_export_needs_goes() -> None:
     for n, k in ((7, 3), (6, 5)):
         with pytest.raises(KeepdimError, match="!= "):
             module(torch.randn(n, 4), torch.tensor(k))
+
+
+@dataclass
+class Pair:
+    """Inputs of a model, one of which may be missing."""
+
+    a: torch.Tensor
+    missing: torch.Tensor | None = None
+    b: torch.Tensor | None = None
+
+
+def test_a_dataclass_as_input(tmp_path):
+    """Its sizes stand in a list without what is missing, as torch.export wants them; a file names its class."""
+    torch.export.register_dataclass(Pair, serialized_type_name="keepdim.tests.Pair")
+
+    class Add(torch.nn.Module):
+        def forward(self, x):
+            return x.a * 2 + x.b
+
+    n = {0: Dim("n", min=1, max=8)}
+    example = Pair(torch.randn(3, 4), b=torch.randn(3, 4))
+    keepdim.lower(Add(), (example,), dynamic_shapes={"x": [n, n]}).save(tmp_path / "m.pte")
+    again = keepdim.load(tmp_path / "m.pte")
+    for size in (1, 8, 5, 1):
+        x = Pair(torch.randn(size, 4), b=torch.randn(size, 4))
+        torch.testing.assert_close(again(x), x.a * 2 + x.b)
+    with pytest.raises(KeepdimError, match=r"n = 9 is out of range 1\.\.8"):
+        again(Pair(torch.randn(9, 4), b=torch.randn(9, 4)))
