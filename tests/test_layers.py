@@ -66,7 +66,8 @@ SEES = {
     },
     "whole": {"contract", "dims", "ops", "passes", "quant", "frontend", "partition"},
     "trials": {"errors", "dims", "contract", "propagate"},
-    "rewrite": {"errors", "dims", "nodes", "reading", "tracing"},
+    "forms": set(),
+    "rewrite": {"errors", "dims", "nodes", "reading", "tracing", "forms"},
     "tracing": set(),
     "capture": {
         *("errors", "dims", "contract", "reading", "signature"),
