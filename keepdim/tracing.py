@@ -11,9 +11,11 @@ import torch
 from torch import _meta_registrations as torch_shapes
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table
+from torch._decomp.decompositions import slice_forward
 from torch._dynamo.eval_frame import remove_from_cache
 from torch._subclasses import fake_impls
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 aten = torch.ops.aten
 KEY = DispatchKey.CompositeImplicitAutograd
@@ -36,9 +38,12 @@ def _grid_sampler(mode: Any, x: torch.Tensor, grid: torch.Tensor, *how: Any) -> 
 
 
 def _slice_copy(mode: Any, x: torch.Tensor, *places: Any, **named: Any) -> torch.Tensor:
-    """torch takes the ends of a copied slice for the example, and those of a slice for every size."""
+    """torch takes the ends of a copied slice for the example, and those of a slice for every size; where data decides
+    them, it makes up a size."""
+    sizes = [v for v in (*x.shape, *places, *named.values()) if isinstance(v, torch.SymInt)]
+    form = slice_forward if any(map(free_unbacked_symbols, sizes)) else aten.slice.Tensor
     with mode:
-        return x.new_empty(aten.slice.Tensor(x, *places, **named).shape)
+        return x.new_empty(form(x, *places, **named).shape)
 
 
 def _masked_select(mode: Any, func: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
