@@ -31,6 +31,8 @@ DTYPES = {"f32": torch.float32, "i64": torch.int64, "bool": torch.bool}
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
              "resize_", "resize_as_"}  # fmt: skip  # their results are what was in memory
 
+TRAINING = {"max_pool2d_with_indices_backward"}  # 1,440 samples, each refused for the same reason: test_lowering.py
+
 ANY_ORDER = {"argsort", "sort", "topk"}  # of equal values
 
 
@@ -233,7 +235,7 @@ def left_over(report: Any, count: int) -> list[list[str]]:
 # ---------------------------------------------------------------- OpInfo
 def entries() -> dict[str, Any]:
     """Every OpInfo by its name."""
-    return {op.formatted_name: op for op in op_db if op.name not in UNDEFINED}
+    return {op.formatted_name: op for op in op_db if op.name not in UNDEFINED | TRAINING}
 
 
 def dtypes(op: Any) -> list[str]:
