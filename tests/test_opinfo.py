@@ -55,7 +55,7 @@ GROUPS = {
         linalg_vector_norm nn_functional_batch_norm nn_functional_instance_norm""",
     "views": "reshape view flatten unflatten ravel unsqueeze expand broadcast_to",
     "moves": "permute transpose movedim t select slice flip roll diagonal tril triu",
-    "parts": "cat stack hstack vstack chunk split split_with_sizes unbind unbind_copy narrow_copy",
+    "parts": "cat stack hstack vstack chunk split split_with_sizes unbind narrow_copy",
     "products": "matmul mm bmm nn_functional_linear addmm baddbmm mv dot einsum",
     "made": "ones_like zeros_like full_like new_full new_ones new_zeros",
     "rows": "tile repeat",
@@ -91,17 +91,19 @@ UNREACHED = {
     "no tensor is among the inputs of its OpInfo": "arange.default arange.start ones.default zeros.default",
     "its result is what was in memory": "empty_like.default new_empty.default",
     "its OpInfo reads the mean and deviation as well, and leaves it to ExecuTorch": "native_layer_norm.default",
-    "beside an op that has to be taken apart, Edge dialect has another form of it; cases reach it": """
-        chunk.default clamp_max.default clone.default contiguous.default detach_.default diagonal.default
-        expand.default expand_as.default flatten.using_ints lift_fresh_copy.default linalg_vector_norm.default
-        movedim.int mT.default numpy_T.default permute.default reshape.default select.int slice.Tensor split.Tensor
-        squeeze.default squeeze.dim squeeze.dims t.default transpose.int type_as.default unbind.int unflatten.int
-        unsqueeze.default view.default""",
     "export has another overload of it, which is reached": """
         _adaptive_avg_pool3d.default _embedding_bag.default __lshift__.Tensor __rshift__.Tensor
         _unsafe_index.Tensor _unsafe_index_put.default reflection_pad1d.default reflection_pad2d.default
         reflection_pad3d.default replication_pad1d.default replication_pad2d.default replication_pad3d.default""",
 }
+
+
+# Beside an op that has to be taken apart, Edge dialect has another form of these; cases of test_ops.py reach them.
+SOMETIMES = """
+    chunk.default clamp_max.default clone.default contiguous.default detach_.default expand_as.default
+    flatten.using_ints lift_fresh.default linalg_vector_norm.default movedim.int mT.default numpy_T.default
+    reshape.default split.Tensor squeeze.default squeeze.dim t.default transpose.int type_as.default unbind.int
+    unflatten.int"""
 
 
 @functools.cache
@@ -140,4 +142,4 @@ def test_every_overload_is_reached() -> None:
     reached = {name for group in GROUPS for _, v in verdicts(group) for name in v.overloads}
     rows = views(str(target) for target in ops.ROWS if target.namespace == "aten")
     none, anywhere = ({f"aten.{n}" for ns in why.values() for n in ns.split()} for why in (UNREACHED, NO_CASE))
-    assert rows - views(reached) - anywhere == none
+    assert rows - views(reached) - anywhere - {f"aten.{n}" for n in SOMETIMES.split()} == none
