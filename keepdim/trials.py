@@ -267,20 +267,22 @@ def restrict(trial: Trial, contract: Contract) -> Contract:
     """The contract with the sizes 0 and 1 forbidden where the model refuses them: torch.export drops what is said of
     these two, be it torch._check or `if n == 1: raise`."""
     start = examples(contract, trial.leaves)
+    low = {s.name: s.lo for s in contract.symbols if s.lo is not None}
 
-    def refused(name: str, size: int) -> bool:
-        values = {**start, name: size}
-        try:
-            if not broken(contract, values) and elements(contract, values) <= BUDGET:
+    def takes(name: str, size: int) -> bool | None:
+        """With some sizes beside it: nothing may be looked up in an empty table. None where no point can be tried."""
+        tried = [{**others, name: size} for others in (start, {**start, **low})]
+        tried = [v for v in tried if not broken(contract, v) and elements(contract, v) <= BUDGET]
+        for values in tried:
+            with contextlib.suppress(EagerFails):
                 _eager(trial, contract, values)
-        except EagerFails:
-            return True
-        return False
+                return True
+        return False if tried else None
 
     found = []
     for s in contract.symbols:
         small = range(s.lo, 2) if s.lo is not None and (s.hi is None or s.hi > 1) else ()
-        if (sizes := [n for n in small if refused(s.name, n)]) and not refused(s.name, 2):
+        if (sizes := [n for n in small if takes(s.name, n) is False]) and takes(s.name, 2):
             found += [Constraint(s.dim, "ne", Dim.const(n), REFUSED) for n in sizes]
     return msgspec.structs.replace(contract, constraints=(*contract.constraints, *found))
 
