@@ -87,6 +87,8 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------- products
 def _added(x: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    if not product.is_floating_point():
+        beta, alpha = int(beta), int(alpha)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else (x if beta == 1 else x * beta) + product
 

@@ -31,3 +31,5 @@ case("matmul", lambda x, m, v: (torch.addmv(x, m, v), torch.addmv(x, m, v, beta=
      v="5", n=N)  # fmt: skip
 case("matmul", lambda x, a, b: torch.addbmm(x, a, b, beta=0.5), "addbmm", x="4 6", a="n 4 3", b="n 3 6", n=N)
 case("sqrt", lambda x, y: (torch.dist(x, y), torch.dist(x, y, 1)), "dist", x="n 5", y="n 5", n=N)
+case("matmul", lambda x, m, v: torch.addmv(x, m, v, beta=1.6, alpha=2.4), "addmv, i64", x="i64: n", m="i64: n 5",
+     v="i64: 5", n=N)  # fmt: skip
