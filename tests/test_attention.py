@@ -99,3 +99,58 @@ def test_qwen3_without_a_cache(attention: str, engine: str) -> None:
     for n in SIZES:
         tokens = torch.randint(256, (1, n))
         torch.testing.assert_close(lowered(tokens), Logits()(tokens), atol=1e-5, rtol=0)
+
+
+def padded(kind: str, batch: int, n: int) -> torch.Tensor:
+    """A mask [batch, 1, 1 or n, n] that hides keys at the ends, each text of the batch its own number of them."""
+    place, hidden = torch.arange(n), torch.arange(batch)[:, None, None, None] * n // batch  # of the first text none
+    seen = {
+        "behind": place < n - hidden,
+        "before": place >= hidden,
+        "on both sides": (place >= hidden // 2) & (place < n - hidden // 2),
+        "all of a text": (place < n).expand(batch, 1, 1, n) & (hidden == 0),
+        "later ones": place <= place[:, None] - hidden,
+    }
+    return seen[kind]
+
+
+class Masked(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+class ByHand(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (q @ k.transpose(-1, -2) * 0.25 + mask).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("hidden_by", ["False", "-inf", "finfo.min", "-inf, by hand", "finfo.min, by hand"])
+@pytest.mark.parametrize("kind", ["behind", "before", "on both sides", "all of a text", "later ones"])
+def test_hidden_keys(kind: str, hidden_by: str, engine: str) -> None:
+    """Keys that a mask hides may be left out only where that changes nothing: a NaN and an infinity among them flow on."""
+    value = {"False": None, "-inf": -float("inf"), "finfo.min": torch.finfo(torch.float32).min}[hidden_by.split(",")[0]]
+    model = ByHand() if "by hand" in hidden_by else Masked()
+
+    def inputs(batch: int, n: int) -> list[torch.Tensor]:
+        mask = padded(kind, batch, n)
+        if value is not None:
+            mask = torch.zeros(()).where(mask, value)
+        return [*torch.randn(3, batch, HEADS, n, WIDTH), mask]
+
+    torch.manual_seed(0)
+    batch, n = Dim("batch", min=2, max=4), Dim("n", min=2, max=300)
+    rows = {2: n} if kind == "later ones" else {}
+    shapes = (*[{0: batch, 2: n}] * 3, {0: batch, **rows, 3: n})
+    lowered = keepdim.lower(export(model, tuple(inputs(3, 19)), dynamic_shapes=shapes), engine=engine)
+    for batch_size, length in ((2, 2), (4, 300), (3, 70), (2, 131), (4, 300)):
+        args = inputs(batch_size, length)
+        torch.testing.assert_close(lowered(*args), model(*args), atol=1e-5, rtol=0, equal_nan=True)
+    for place, number in ((1, float("nan")), (2, float("nan")), (1, float("inf")), (2, -float("inf")), (0, 1e25)):
+        for key in (0, 130):  # the first and the last
+            args = inputs(2, 131)
+            args[place][-1, 0, key, 0] = number
+            got, want = lowered(*args), model(*args)
+            if place:
+                torch.testing.assert_close(got, want, atol=1e-5, rtol=0, equal_nan=True)
+            else:  # scores of 1e25 leave one key, whose value is the result
+                torch.testing.assert_close(got.isnan(), want.isnan())

@@ -14,6 +14,7 @@ struct Panel {
   float* queries;  // [width, kWidth], scaled
   float* sum;      // [value_width, kWidth]: of values by their weight
   float top[kWidth], weight[kWidth];  // the largest score so far, the sum of the weights
+  int64_t row[kWidth];                // which query of its head
   int64_t limit[kWidth], last;        // keys that a query may see end here, and the largest of them
   int64_t begin[kWidth];              // and begin here
   int64_t first, widest;              // of the first tile of keys; the largest begin
@@ -163,17 +164,13 @@ void pack_queries(const AttentionJob& job, Panel& p, const char* const* from, in
     }
 }
 
-void start_panel(const AttentionJob& job, const Reach& reach, Panel& p, Span columns, const char* q, const char* mask,
-                 float* room) {
+void start_panel(const AttentionJob& job, Panel& p, Span columns, const char* q, const char* mask, float* room) {
   p.columns = static_cast<int>(columns.end - columns.begin);
-  p.last = p.widest = 0;
-  p.first = INT64_MAX;
   const char* from[kWidth];
   int64_t head = columns.begin / job.queries, row = columns.begin % job.queries;
   for (int c = 0; c < kWidth; ++c) {
     p.top[c] = -kInfinity;
     p.weight[c] = 0;
-    p.limit[c] = reach.keys;
     if (c >= p.columns) continue;
     from[c] = q + head * job.q_head + row * job.q_row;
     if (job.data[6]) {
@@ -181,16 +178,74 @@ void start_panel(const AttentionJob& job, const Reach& reach, Panel& p, Span col
       from[c] = reinterpret_cast<char*>(turned(room + c * job.width, from[c], job.q_step, job.width,
                                                at<float>(job.data[6], turn), at<float>(job.data[7], turn)));
     }
+    p.row[c] = row;
     p.mask[c] = mask + head * job.mask_head + row * job.mask_row;
-    if (reach.causal) p.limit[c] = std::min(reach.before + row + 1, reach.keys);
-    p.begin[c] = job.window ? std::max<int64_t>(0, p.limit[c] - job.window) : 0;
-    p.last = std::max(p.last, p.limit[c]);
-    p.widest = std::max(p.widest, p.begin[c]);
-    p.first = std::min(p.first, p.begin[c] / kKeys * kKeys);
     if (++row == job.queries) row = 0, ++head;
   }
   pack_queries(job, p, from, job.data[6] ? sizeof(float) : job.q_step);
-  if (reach.keys == 0) std::fill(p.sum, p.sum + job.value_width * kWidth, 0.0f);
+}
+
+// Keys that a mask hides before the first and behind the last that a query sees, as it does with padding, weigh exactly 0
+// and are left out. It hides them by -inf or by a number that is as far below all scores of plain numbers.
+constexpr float kHidden = -1e30f, kSeen = -1e29f, kPlain = 1e20f;
+
+Span without_hidden(const AttentionJob& job, const char* mask, Span keys) {
+  const auto value = [&](int64_t key) { return mask_value(job, mask + key * job.mask_step); };
+  Span seen = keys;
+  while (seen.begin < seen.end && value(seen.end - 1) < kHidden) --seen.end;
+  while (seen.begin < seen.end && value(seen.begin) < kHidden) ++seen.begin;
+  // What is hidden weighs nothing beside a key that is seen. Where there is none, all are left in.
+  return seen.begin < seen.end && value(seen.begin) > kSeen ? seen : keys;
+}
+
+// Which keys the queries of a panel may see. Returns those that all of them do.
+Span limit_panel(const AttentionJob& job, const Reach& reach, bool leave_out, Panel& p) {
+  Span before{0, 0}, seen{0, 0}, all{0, reach.keys};
+  p.first = reach.keys;
+  p.last = p.widest = 0;
+  for (int c = 0; c < p.columns; ++c) {
+    const int64_t limit = reach.causal ? std::min(reach.before + p.row[c] + 1, reach.keys) : reach.keys;
+    const Span keys{job.window ? std::max<int64_t>(0, limit - job.window) : 0, limit};
+    if (!leave_out) seen = keys;
+    else if (c == 0 || p.mask[c] != p.mask[c - 1] || keys.begin != before.begin || keys.end != before.end)
+      seen = without_hidden(job, p.mask[c], keys);
+    before = keys;
+    p.begin[c] = seen.begin;
+    p.limit[c] = seen.end;
+    p.first = std::min(p.first, seen.begin / kKeys * kKeys);
+    p.last = std::max(p.last, seen.end);
+    p.widest = std::max(p.widest, seen.begin);
+    all = {std::max(all.begin, seen.begin), std::min(all.end, seen.end)};
+  }
+  return all;
+}
+
+// The largest magnitude. A NaN is larger than any.
+float largest(const char* x, int64_t rows, int64_t row, int64_t n, int64_t step) {
+  using Words = VectorOf<uint32_t>;
+  Words tops = {};
+  uint32_t top = 0;
+  for (; rows > 0; --rows, x += row) {
+    int64_t i = 0;
+    if (step == sizeof(float))
+      for (; i + kVector <= n; i += kVector) {
+        const Words words = load_vector(reinterpret_cast<const uint32_t*>(x) + i) & INT32_MAX;
+        tops = words > tops ? words : tops;
+      }
+    for (; i < n; ++i) top = std::max<uint32_t>(top, *reinterpret_cast<const uint32_t*>(x + i * step) & INT32_MAX);
+  }
+  for (int i = 0; i < kVector; ++i) top = std::max<uint32_t>(top, tops[i]);
+  return bits<float>(top);
+}
+
+// Whether no score of these keys can outweigh what hides it, and their values are 0 when they weigh 0.
+bool plain(const AttentionJob& job, const Panel* panels, int64_t count, Span keys, const char* k, const char* v) {
+  if (keys.begin >= keys.end) return true;
+  const int64_t n = keys.end - keys.begin, pitch = (job.width + job.value_width) * kWidth * sizeof(float);
+  const float of_queries = largest(reinterpret_cast<char*>(panels->queries), count, pitch, job.width * kWidth, sizeof(float));
+  const float of_keys = largest(k + keys.begin * job.k_row, n, job.k_row, job.width, job.k_step);
+  return of_queries * of_keys * static_cast<float>(job.width) < kPlain &&
+         largest(v + keys.begin * job.v_row, n, job.v_row, job.value_width, job.v_step) < kInfinity;
 }
 
 void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* y) {
@@ -223,20 +278,40 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
   float* k_copy = room + count * of_panel + kKeys * kWidth;
   Unit unit{job, nullptr, nullptr, job.k_row, job.k_step, job.v_row, job.v_step, room + count * of_panel};
   Panel all[kPanels];
-  int64_t begin = INT64_MAX, last = 0;
   for (int64_t i = 0; i < count; ++i) {
     all[i].queries = room + i * of_panel;
     all[i].sum = all[i].queries + job.width * kWidth;
     const int64_t first = (panels.begin + i) * kWidth;
-    start_panel(job, reach, all[i], {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
+    start_panel(job, all[i], {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
                 static_cast<const char*>(job.data[4]) + mask, k_copy + kKeys * (job.width + job.value_width));
-    begin = std::min(begin, all[i].first);
-    last = std::max(last, all[i].last);
   }
+  int64_t begin, last;
+  const auto limit = [&](bool leave_out) {
+    Span seen{0, reach.keys};
+    begin = reach.keys, last = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const Span own = limit_panel(job, reach, leave_out, all[i]);
+      seen = {std::max(seen.begin, own.begin), std::min(seen.end, own.end)};
+      begin = std::min(begin, all[i].first);
+      last = std::max(last, all[i].last);
+    }
+    return seen;
+  };
+  const char *k = at<char>(job.data[2], offset[2]), *v = at<char>(job.data[3], offset[3]);
+  const bool leave_out = job.data[4] && !job.stored;
+  const Span seen = limit(leave_out);
+  if (leave_out && (seen.begin > 0 || seen.end < reach.keys)) {
+    const auto plain_keys = [&](Span keys) { return plain(job, all, count, keys, k, v); };
+    // What a number hides would outweigh a score of -inf, so the keys that are seen have to be plain too.
+    if (!(job.bool_mask ? plain_keys({0, seen.begin}) && plain_keys({seen.end, reach.keys}) : plain_keys({0, reach.keys})))
+      limit(false);
+  }
+  for (int64_t i = 0; i < count; ++i)
+    if (all[i].last == 0) std::fill(all[i].sum, all[i].sum + job.value_width * kWidth, 0.0f);
   for (int64_t first = begin; first < last; first += kKeys) {
-    const int64_t keys = std::min(kKeys, last - first);
-    unit.k = at<char>(job.data[2], offset[2] + first * job.k_row);
-    unit.v = at<char>(job.data[3], offset[3] + first * job.v_row);
+    const int64_t keys = std::min(kKeys, last - first);  // of all panels
+    unit.k = k + first * job.k_row;
+    unit.v = v + first * job.v_row;
     if (count > 1 || job.stored) {
       float* v_copy = k_copy + kKeys * job.width;
       gather_rows(k_copy, job.width, job.stored, unit.k, keys, job.width, job.k_row, job.k_step);
@@ -249,8 +324,9 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
     }
     for (int64_t i = 0; i < count; ++i) {
       if (first >= all[i].last || first < all[i].first) continue;
-      if (all[i].columns > kVector) attend<2>(unit, all[i], first, keys);
-      else attend<1>(unit, all[i], first, keys);
+      const int64_t own = std::min(keys, all[i].last - first);
+      if (all[i].columns > kVector) attend<2>(unit, all[i], first, own);
+      else attend<1>(unit, all[i], first, own);
     }
   }
   for (int64_t i = 0; i < count; ++i)
