@@ -127,7 +127,7 @@ class ByHand(nn.Module):
 @pytest.mark.parametrize("hidden_by", ["False", "-inf", "finfo.min", "-inf, by hand", "finfo.min, by hand"])
 @pytest.mark.parametrize("kind", ["behind", "before", "on both sides", "all of a text", "later ones"])
 def test_hidden_keys(kind: str, hidden_by: str, engine: str) -> None:
-    """Keys that a mask hides may be left out only where that changes nothing: a NaN and an infinity among them flow on."""
+    """Hidden keys may be left out only where that changes nothing: a NaN and an infinity among them flow on."""
     value = {"False": None, "-inf": -float("inf"), "finfo.min": torch.finfo(torch.float32).min}[hidden_by.split(",")[0]]
     model = ByHand() if "by hand" in hidden_by else Masked()
 
