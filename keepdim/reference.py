@@ -155,7 +155,7 @@ def sdpa(c: Call) -> torch.Tensor:
     wide = torch.float64 if c.dtype == torch.float64 else torch.float32
     q, k, v = (t.to(wide) for t in c.ins[:3])
     mask, safe = c.operand(3), c.attrs.get("safe", True)
-    if q.dim() > 2 and k.dim() > 2 and k.shape[-3] not in (1, q.shape[-3]):
+    if q.dim() > 2 and k.dim() > 2 and 1 < k.shape[-3] < q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for t in (k, v))
     scores = q @ k.transpose(-1, -2) * c.attrs.get("scale", max(q.size(-1), 1) ** -0.5)
     if c.attrs.get("causal"):

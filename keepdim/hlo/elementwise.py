@@ -24,7 +24,7 @@ def each(f: Callable[..., Array]) -> Callable[[Call], Array]:
 
 def halves(f: Callable[..., Array]) -> Callable[[Call], Array]:
     """The same, of f32 where operands are halves."""
-    return lambda c: f(*map(c.wide, c.args())).astype(c.dtype)
+    return lambda c: f(*c.wide_args()).astype(c.dtype)
 
 
 def gelu(x: Array, tanh: bool = False) -> Array:
@@ -61,7 +61,7 @@ ROOTS = {0.5: jnp.sqrt, -0.5: lax.rsqrt}  # as torch: other than powers at -inf 
 SAME: dict[str, Callable[..., Array]] = {
     "abs": jnp.abs, "neg": lambda x: -x, "sign": sign, "ceil": jnp.ceil, "floor": jnp.floor, "round": jnp.round,
     "trunc": jnp.trunc, "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
-    "add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "maximum": jnp.maximum, "minimum": jnp.minimum,
+    "add": jnp.add, "sub": jnp.subtract, "maximum": jnp.maximum, "minimum": jnp.minimum,
     "eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "le": jnp.less_equal, "gt": jnp.greater,
     "ge": jnp.greater_equal, "where": jnp.where, "remainder": jnp.remainder, "fmod": jnp.fmod,
     "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor,
@@ -74,7 +74,7 @@ WIDE: dict[str, Callable[..., Array]] = {
     "sinh": jnp.sinh, "cosh": jnp.cosh, "tanh": jnp.tanh, "asinh": jnp.arcsinh, "acosh": jnp.arccosh,
     "atanh": jnp.arctanh, "erf": lax.erf, "erfc": lax.erfc, "sigmoid": jax.nn.sigmoid, "silu": jax.nn.silu,
     "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6, "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
-    "div": jnp.divide, "div_floor": divide_floor, "atan2": jnp.arctan2,
+    "mul": jnp.multiply, "div": jnp.divide, "div_floor": divide_floor, "atan2": jnp.arctan2,
     "swiglu": lambda gate, x: jax.nn.silu(gate) * x,
 }  # fmt: skip
 for _name, _f in SAME.items():
@@ -85,8 +85,8 @@ for _name, _f in WIDE.items():
 
 @row("div_trunc")
 def _div_trunc(c: Call) -> Array:
-    x, y = jnp.broadcast_arrays(*c.args())
-    return jnp.trunc(c.wide(x) / c.wide(y)).astype(c.dtype) if floats(x.dtype) else lax.div(x, y)
+    x, y = jnp.broadcast_arrays(*c.wide_args())
+    return jnp.trunc(x / y).astype(c.dtype) if floats(x.dtype) else lax.div(x, y)
 
 
 @row("gelu")

@@ -49,6 +49,8 @@ def _grid(c: Call, written: bool) -> tuple[Array, ...]:
 @row("gather")
 def _gather(c: Call) -> Array:
     x, n = c.ins[0], c.size(0, c.known("dim"))
+    if x.ndim != c.ins[1].ndim:  # a rank of its own has only an index of nothing
+        return jnp.zeros(c.ins[1].shape, x.dtype)
     found = nonempty(x, range(x.ndim)).at[_grid(c, written=False)].get(mode="clip")
     return jnp.where((c.ins[1] < 0) | (c.ins[1] >= n), _bad(x.dtype), found)
 

@@ -35,7 +35,7 @@ def _linear(c: Call) -> Array:
 
 def _heads(x: Array, count: int) -> Array:
     """Each head as often as it takes to have `count`."""
-    if x.ndim < 3 or x.shape[-3] in (1, count):
+    if x.ndim < 3 or count == 1 or x.shape[-3] in (1, count):
         return x
     return jnp.repeat(x, count // x.shape[-3], axis=-3)
 

@@ -206,10 +206,14 @@ class Call:
 
     def args(self) -> list[Array]:
         """All operands broadcast, and the number that stands for the last one where there is one."""
-        xs = [self.spread(i) for i in range(len(self.ins))]
-        if self.has("other"):
-            xs.append(number(self.attr("other"), xs[0].dtype))
-        return xs
+        return self._with_number([self.spread(i) for i in range(len(self.ins))])
+
+    def wide_args(self) -> list[Array]:
+        """The same, halves as f32, and so a number beside them: it is not rounded to theirs first."""
+        return self._with_number([self.wide(self.spread(i)) for i in range(len(self.ins))])
+
+    def _with_number(self, xs: list[Array]) -> list[Array]:
+        return [*xs, number(self.attr("other"), xs[0].dtype)] if self.has("other") else xs
 
     def wide(self, x: Array) -> Array:
         """Halves as f32, in which they are computed."""
