@@ -26,7 +26,7 @@ import keepdim
 from keepdim.errors import KeepdimError
 from keepdim.trials import broken, examples, sized
 
-LOOSER = {torch.bfloat16: 1e-4}  # eager rounds inside some ops as well: off by two last places
+LOOSER = {torch.bfloat16: 1.6e-2}  # eager rounds inside some ops as well: off by two last places
 DTYPES = {"f32": torch.float32, "i64": torch.int64, "bool": torch.bool}
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
              "resize_", "resize_as_"}  # fmt: skip  # their results are what was in memory

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from cases import CASES, Case
-from cases.table import NMSE
+from cases.table import NEAR
 from engines import BACKENDS
 from executorch.exir.lowered_backend_module import executorch_call_delegate
 from oracle import OnEngine, Oracle
@@ -32,13 +32,13 @@ from keepdim.whole import take
 GROUP = 16  # cases lowered together: one lowering costs about a second
 
 
-def nmse(got: torch.Tensor, want: torch.Tensor) -> float:
-    """The squared error over the squared norm, in f64."""
-    error, norm = (got.double() - want.double()).square().sum(), want.double().square().sum()
-    return float(error / norm) if norm > 0 else float(error)
+def distance(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Of the element that is farthest off, over its own and the mean magnitude, in f64."""
+    error, size = (got.double() - want.double()).abs(), want.double().abs()
+    return float((error / (size + size.mean()).clamp(min=torch.finfo(want.dtype).tiny)).max()) if len(error) else 0.0
 
 
-def fault(got: Any, want: Any, limit: float | None = None) -> str:
+def fault(got: Any, want: Any, near: float | None = None) -> str:
     """What is wrong with a result; empty when it is right."""
     if not isinstance(want, torch.Tensor):
         return "" if got == want and type(got) is type(want) else f"{got!r} instead of {want!r}"
@@ -49,9 +49,9 @@ def fault(got: Any, want: Any, limit: float | None = None) -> str:
     usual = want.isfinite()
     if not torch.equal(got[~usual].nan_to_num(9.0), want[~usual].nan_to_num(9.0)) or not got[usual].isfinite().all():
         return f"NaN or infinity in other places: {got} instead of {want}"
-    error = nmse(got[usual], want[usual])
-    limit = limit or NMSE[want.dtype]
-    return "" if error <= limit else f"NMSE {error:.1e} above {limit:.0e}"
+    off = distance(got[usual], want[usual])
+    near = near or NEAR[want.dtype]
+    return "" if off <= near else f"off by {off:.1e}, above {near:.0e}: {got} instead of {want}"
 
 
 class Together(nn.Module):
@@ -146,7 +146,7 @@ def compare(cases: list[Case], step: int, got: Any, wanted: Any, found: dict[str
         sizes = c.steps()[step % len(c.steps())]
         mine, left = left[: len(results)], left[len(results) :]
         pairs = zip(mine, results, strict=True)
-        found[c.name] += [f"{sizes}: {why}" for g, w in pairs if (why := fault(g, w, c.nmse))]
+        found[c.name] += [f"{sizes}: {why}" for g, w in pairs if (why := fault(g, w, c.near))]
 
 
 @functools.cache

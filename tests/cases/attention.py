@@ -98,11 +98,11 @@ case("sdpa", sdpa(), "nan in queries", q="f32 nan: n 8", k="n 8", v="n 8", n=L)
 case("sdpa", sdpa(), "nan in keys", q="n 8", k="f32 nan: n 8", v="n 8", mask="bool: n n", n=N)
 case("sdpa", sdpa(), "nan in values", q="n 8", k="n 8", v="f32 nan: n 8", n=N)
 case(
-    "sdpa", lambda q, k, v: sdpa()(q, k, v).float(), "f16", nmse=1e-6,  # eager rounds its weights to f16
+    "sdpa", lambda q, k, v: sdpa()(q, k, v).float(), "f16", near=2e-3,  # eager rounds its weights to f16
     q="f16: 2 n 8", k="f16: 2 n 8", v="f16: 2 n 8", n=N,
 )  # fmt: skip
 case(
-    "sdpa", lambda q, k, v, m: sdpa()(q, k, v, m).float(), "bf16", nmse=2e-5,  # eager rounds its weights to bf16
+    "sdpa", lambda q, k, v, m: sdpa()(q, k, v, m).float(), "bf16", near=1.6e-2,  # eager rounds its weights to bf16
     q="bf16: 2 n 8", k="bf16: 2 n 8", v="bf16: 2 n 8", mask="bf16: n n", n=N,
 )  # fmt: skip
 
@@ -153,6 +153,6 @@ case("cached_attention", Cached(2, "bf16", **_LONG), "long, bf16", **_WIDE)
 case("cached_attention", Cached(2, "q8_0", **_LONG), "long, q8_0", **_WIDE)
 case(
     "cached_attention", Cached(2, "q8_0", turned=True, **_LONG), "long, q8_0, turned",
-    nmse=1e-5,  # a key that is turned by other roundings can be the next one of 255 steps
+    near=8e-3,  # a key that is turned by other roundings can be the next one of 255 steps
     **_WIDE,
 )  # fmt: skip

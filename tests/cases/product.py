@@ -103,7 +103,7 @@ case("matmul", lambda x, y: (x @ y).float(), "f64", x="f64: n 8", y="f64: 8 5", 
 case("linear", lambda x, w, c: F.linear(x, w, c).float(), "f64", x="f64: n 8", w="f64: 5 8", c="f64: 5", n=N)
 case("linear", lambda x, w: F.linear(x, w), "i64", x="i64: n 8", w="i64: 5 8", n=N)
 case(
-    "matmul", lambda x, y: (x @ y).float(), "f16", nmse=1e-6, x="f16: n 8", y="f16: 8 5", n=N
+    "matmul", lambda x, y: (x @ y).float(), "f16", near=1e-3, x="f16: n 8", y="f16: 8 5", n=N
 )  # eager's sums differ by an ulp
-case("linear", Half(torch.float16), "f16", nmse=1e-6, x="f16: n 16", n=N)  # eager's sums differ by an ulp
-case("linear", Half(torch.bfloat16), "bf16", nmse=1e-5, x="bf16: n 16", n=N)  # eager's sums differ by an ulp
+case("linear", Half(torch.float16), "f16", near=1e-3, x="f16: n 16", n=N)  # eager's sums differ by an ulp
+case("linear", Half(torch.bfloat16), "bf16", near=8e-3, x="bf16: n 16", n=N)  # eager's sums differ by an ulp

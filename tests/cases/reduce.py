@@ -62,8 +62,8 @@ case("prod", lambda x: x.prod(0), "empty", x="n 4", n=N0)
 case("prod", lambda x: x.prod(0), "nan", x="f32 nan: n 4", n=N)
 case("var", torch.var, "whole", x="b n 8", n=N, b=B)
 case("var", torch.var, "chunks", x="n", n=LONG)
-case("sum", lambda x: (x * 0 + 0.1).sum(), "many", nmse=1e-11, x="n", n=LONG)
-case("mean", lambda x: (x * 0 + 0.1).mean(0), "many rows", nmse=1e-11, x="n 3", n=LONG)
+case("sum", lambda x: (x * 0 + 0.1).sum(), "many", near=3e-6, x="n", n=LONG)
+case("mean", lambda x: (x * 0 + 0.1).mean(0), "many rows", near=3e-6, x="n 3", n=LONG)
 case("var", lambda x: x.var(0), "empty", x="n 4", n=N0)
 case("var", lambda x: torch.var(x + 1000, 0, correction=0), "far from 0", x="n 4", n=N)
 case("var", lambda x: torch.var(x, 1, correction=3, keepdim=True), "correction", x="4 n", n=(4, 17, 5, 17))
@@ -205,7 +205,7 @@ case("log_softmax", lambda x: F.log_softmax(x.permute(1, 2, 0), 1), "not contigu
 for _t in ("f64", "f16", "bf16"):
     case("softmax", lambda x: F.softmax(x, 1), _t, x=f"{_t}: n 5", n=N)
     case("softmax", lambda x: F.softmax(x, 0, dtype=torch.float32), f"{_t} to f32", x=f"{_t}: n 5", n=N)
-    _inside = 1e-4 if _t == "bf16" else None  # eager rounds to bf16 inside as well: off by two last places
+    _inside = 1.6e-2 if _t == "bf16" else None  # eager rounds to bf16 inside as well: off by two last places
     case("log_softmax", lambda x: F.log_softmax(x, 1), _t, _inside, x=f"{_t}: n 5", n=N)
     case("layer_norm", lambda x: F.layer_norm(x, (5,)), _t, x=f"{_t}: n 5", n=N)
     case("rms_norm", lambda x: F.rms_norm(x, (5,)), _t, x=f"{_t}: n 5", n=N)
@@ -217,7 +217,8 @@ case("layer_norm", lambda x, w: F.layer_norm(x, (24,), w), "no bias", x="n 24", 
 case("layer_norm", lambda x, w, c: F.layer_norm(x, (3, 8), w, c, 1e-3), "two dims", x="n 3 8", w="3 8", c="3 8", n=N)
 case("layer_norm", lambda x: F.layer_norm(x, x.shape[1:]), "over a symbol", x="3 n 4", n=N)
 case("layer_norm", lambda x: torch.native_layer_norm(x, (24,), None, None, 1e-5)[0], "native", x="n 24", n=N)
-case("layer_norm", lambda x: F.layer_norm(x + 1000, (24,)), "far from 0", x="n 24", n=N)
+case("layer_norm", lambda x: F.layer_norm(x + 1000, (24,)), "far from 0", near=3e-4,  # a last place of 1000 is 6e-5
+     x="n 24", n=N)  # fmt: skip
 case("layer_norm", lambda x: F.layer_norm(x, (24,)), "empty", x="n 24", n=N0)
 case("layer_norm", lambda x: F.layer_norm(x.transpose(0, 1), (4,)), "not contiguous", x="4 n", n=N)
 case("rms_norm", nn.RMSNorm(24), x="b n 24", n=N, b=B)
