@@ -4,14 +4,13 @@
 
 A row is one op in one form: a Program of that node, run by the engine without ExecuTorch. Torch computes what
 `keepdim.reference` says the op means, made contiguous as a Program's results are. The two are interleaved; the best
-of each counts. Above 3 a kernel is not finished.
+of each counts. Above 3 a kernel is not finished. Attention with a cache is measured by `bench/llm.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import platform
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from overhead import machine  # beside this file
+from turns import write  # beside this file
 
 from keepdim import _native, reference
 from keepdim.contract import DTYPE_OF, DTYPES, Contract, Spec
@@ -225,6 +226,10 @@ def products() -> None:
     form("matmul", "", "8 128 128", "8 128 128")
     form("sdpa", "", "1 8 128 64", "1 8 128 64", "1 8 128 64", scale=0.125)
     form("rope", "", "8 256 128", "256 128", "256 128", out="8 256 128")
+    for op, gates in (("lstm_scan", 4), ("gru_scan", 3), ("rnn_tanh_scan", 1), ("rnn_relu_scan", 1)):
+        rows, states = gates * 256, ["16 256"] * (2 if op == "lstm_scan" else 1)
+        out = f"{'2 ' * (op == 'lstm_scan')}64 16 256"
+        form(op, "", f"64 16 {rows}", f"{rows} 256", f"{rows}", *states, out=out)
 
 
 def windows() -> None:
@@ -355,7 +360,7 @@ def measure(f: Form, seconds: float, clock: Callable[[], float]) -> tuple[float,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"), help="of a run without --only")
     parser.add_argument("--only", nargs="*", help="ops")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.3, help="for one form")
@@ -368,25 +373,27 @@ def main() -> None:
     # One thread is timed by its own clock, which others on a busy machine do not move.
     clock = time.thread_time if args.threads == 1 else time.perf_counter
     rows = []
-    for f in FORMS:
-        if not args.only or f.op in args.only:
-            ours, theirs = measure(f, args.seconds, clock)
-            rows.append((f.name, ours / theirs, ours, theirs))
+    chosen = [f for f in FORMS if not args.only or f.op in args.only]
+    for i, f in enumerate(chosen):
+        print(f"\r{i + 1}/{len(chosen)} {f.name:40}", end="", file=sys.stderr, flush=True)
+        ours, theirs = measure(f, args.seconds, clock)
+        rows.append((f.name, ours / theirs, ours, theirs))
+    print(file=sys.stderr)
     rows.sort(key=lambda r: -r[1])
     for name, ratio, ours, theirs in rows:
         print(f"{name:40} {ratio:7.2f} {'<-' if ratio > LIMIT else '  '} {ours:10.0f} us {theirs:10.0f} us")
     missing = sorted(set(_native.engines()["ggml"]) - {f.op for f in FORMS})
     over = sum(r[1] > LIMIT for r in rows)
     print(f"{len(rows)} forms, {over} above {LIMIT:g}; without a form: {', '.join(missing) or 'none'}")
-    if args.csv:
-        with args.csv.open("w", newline="") as out:
-            w = csv.writer(out, lineterminator="\n")
-            w.writerow(["form", "ours / eager", "ours us", "eager us", "threads", "torch", "machine"])
-            for name, ratio, ours, theirs in rows:
-                machine = f"{platform.machine()}, {platform.system()}"
-                w.writerow(
-                    [name, f"{ratio:.2f}", f"{ours:.0f}", f"{theirs:.0f}", args.threads, torch.__version__, machine]
-                )
+    if not args.only:
+        write(
+            args.csv,
+            [
+                {"form": name, "ours / eager": f"{ratio:.2f}", "ours us": f"{ours:.0f}", "eager us": f"{theirs:.0f}",
+                 "threads": str(args.threads), "torch": torch.__version__, "machine": machine()}
+                for name, ratio, ours, theirs in rows
+            ],
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
