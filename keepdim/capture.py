@@ -30,7 +30,7 @@ from .reading import contract_of, read, unchecked
 from .rewrite import rewrite, strip_asserts
 from .signature import Signature, Transport
 from .tracing import symbolic_sizes
-from .trials import EagerFails, Trial, WrongNumbers, compare, own, own_program, relax, restrict
+from .trials import EagerFails, Trial, WrongNumbers, compare, own, own_program, refuse_unsafe, relax, restrict
 
 INT32_MAX = 2**31 - 1
 
@@ -127,6 +127,7 @@ def _export(
 def _attempt(mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any,
              leaves: list[Any], in_spec: pytree.TreeSpec, specs: list[Any], lenient: bool) -> Captured:  # fmt: skip
     ep = _export(mode, own(model), args, kwargs, shapes)
+    refuse_unsafe(ep)
     names = names_of(ep, specs)
     contract, symbols = read(ep, names)
     bare = own_program(ep)

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from .contract import ASSERTED, REFUSED, RELIED, Constraint, Contract
 from .dims import CMPS, Dim
-from .errors import KeepdimError, sentence_of
+from .errors import KeepdimError, fail, sentence_of
 from .propagate import disagreement_at
 
 BUDGET = 2**22  # elements of all inputs together: larger points are not tried
@@ -154,6 +154,19 @@ class Trial(NamedTuple):
     leaves: Sequence[Any]
     in_spec: pytree.TreeSpec
     how: str  # it was exported
+
+
+# Their kernels in torch go beyond their memory where sizes and numbers do not fit together.
+UNSAFE = (torch.ops.aten.segment_reduce.default, torch.ops.aten.lu_unpack.default)
+
+
+def refuse_unsafe(program: ExportedProgram) -> None:
+    """A model that cannot be tried at other sizes: it could take the process with it."""
+    for node in program.graph.nodes:
+        if node.target in UNSAFE:
+            fail("capture", f"{node.target} '{node.name}'",
+                 "torch's own kernel goes beyond its memory at sizes that do not fit, so it is not tried",
+                 "Write it with other ops")  # fmt: skip
 
 
 def compare(trial: Trial, contract: Contract, lenient: bool = False) -> list[str]:

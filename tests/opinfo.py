@@ -33,7 +33,6 @@ UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 
 TRAINING = {"max_pool2d_with_indices_backward"}  # 1,440 samples, each refused for the same reason: test_lowering.py
 
-UNSAFE = {"lu_unpack"}  # of numbers that are no pivots torch itself writes beyond its memory
 ANY_ORDER = {"argsort", "kthvalue", "sort", "topk"}  # of equal values
 
 
@@ -116,6 +115,8 @@ def _auto(call: Call, lowest: int, dims: int | None = None) -> list[dict[int, An
     ]
 
 
+# Of a refusal that other sizes do not change.
+AT_NO_SHAPE = ("neither keepdim nor ExecuTorch's CPU kernels have it", "kernel goes beyond its memory")
 LEVELS: tuple[Callable[[Call], Any], ...] = (
     lambda call: _auto(call, 1),
     lambda call: _auto(call, 2),
@@ -150,6 +151,8 @@ def _alone(call: Call) -> Verdict:
             verdict = Verdict("error", f"{type(e).__name__}: {' '.join(str(e).split())[:300]}", wanted=wanted(call))
         if verdict.result != "refused":
             verdict.static = static
+            return verdict
+        if any(text in verdict.detail for text in AT_NO_SHAPE):
             return verdict
         static = static or verdict.detail
     return verdict
@@ -246,7 +249,7 @@ def left_over(report: Any, count: int) -> list[list[str]]:
 # ---------------------------------------------------------------- OpInfo
 def entries() -> dict[str, Any]:
     """Every OpInfo by its name."""
-    return {op.formatted_name: op for op in op_db if op.name not in UNDEFINED | TRAINING | UNSAFE}
+    return {op.formatted_name: op for op in op_db if op.name not in UNDEFINED | TRAINING}
 
 
 def dtypes(op: Any) -> list[str]:
@@ -287,7 +290,8 @@ def samples(op: Any, dtype: str) -> list[Call]:
             "max", True):  # fmt: skip  # without a bag torch itself reads beyond its memory
             continue
         dense = all(x.layout == torch.strided and not x.is_quantized for x in call.tensors)
-        if call.tensors and dense and call.eager(call.tensors) and _certain(call):
+        results = call.eager(call.tensors) if call.tensors and dense else None
+        if results and all(y.layout == torch.strided for y in results) and _certain(call):
             out.append(call)
     return out
 

@@ -336,6 +336,14 @@ def test_a_kernel_that_is_wrong_is_not_used() -> None:
         keepdim.lower(Fn(lambda m, x: torch.fft.irfft(x)), (torch.arange(4),))
 
 
+def test_a_kernel_that_is_unsafe_is_not_tried() -> None:
+    """torch's own, which takes the process with it at other sizes than the example's."""
+    lengths = torch.tensor([[1, 2, 2]] * 4)
+    model = Fn(lambda m, x: torch.segment_reduce(x, "sum", lengths=lengths, axis=1))
+    with pytest.raises(KeepdimError, match="'segment_reduce': torch's own kernel goes beyond its memory"):
+        keepdim.lower(model, (torch.randn(4, 5),), dynamic_shapes=(({0: Dim.AUTO},),))
+
+
 # ---------------------------------------------------------------- foreign partitioners
 def test_two_threads_lower_at_once() -> None:
     """One waits for the other; both are right."""
