@@ -162,7 +162,8 @@ UNSAFE = (torch.ops.aten.segment_reduce.default, torch.ops.aten.lu_unpack.defaul
 
 def refuse_unsafe(program: ExportedProgram) -> None:
     """A model that cannot be tried at other sizes: it could take the process with it."""
-    for node in program.graph.nodes:
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    for node in itertools.chain.from_iterable(g.nodes for g in graphs):
         if node.target in UNSAFE:
             fail("capture", f"{node.target} '{node.name}'",
                  "torch's own kernel goes beyond its memory at sizes that do not fit, so it is not tried",

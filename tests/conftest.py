@@ -6,6 +6,8 @@ import pytest
 from browser import CHROMIUM, Browser
 from hypothesis import settings
 
+from keepdim import _native
+
 settings.register_profile("same", derandomize=True, deadline=None)  # every run draws the same examples
 settings.load_profile("same")
 
@@ -26,6 +28,14 @@ def programs(request):
     folder = request.config.rootpath / "build" / "programs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@pytest.fixture
+def threads():
+    """Set the number of threads; it is put back."""
+    before = _native.options()
+    yield lambda n: _native.set_options(threads=n)
+    _native.set_options(**before)
 
 
 @pytest.fixture(scope="session")

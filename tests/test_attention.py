@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -154,3 +155,24 @@ def test_hidden_keys(kind: str, hidden_by: str, engine: str) -> None:
                 torch.testing.assert_close(got, want, atol=1e-5, rtol=0, equal_nan=True)
             else:  # scores of 1e25 leave one key, whose value is the result
                 torch.testing.assert_close(got.isnan(), want.isnan())
+
+
+def test_hidden_keys_with_more_threads(threads: Callable[[int], None]) -> None:
+    """Which keys are left out, and so the last bits, do not depend on who computes them."""
+
+    def inputs(n: int, number: float) -> tuple[torch.Tensor, ...]:
+        q, k, v = torch.randn(3, 1, 1, n, WIDTH)
+        q[0, 0, 0, 0] = number
+        return q, k, v, (torch.arange(n) < n - 5).expand(1, 1, 1, n)
+
+    n = Dim("n", min=6, max=400)
+    program = export(Masked(), inputs(23, 0.0), dynamic_shapes=({2: n}, {2: n}, {2: n}, {3: n}))
+    lowered = keepdim.lower(program)
+    for number in (0.5, 1e25, float("inf"), float("nan")):
+        for length in (70, 257, 397):
+            args, results = inputs(length, number), []
+            for count in (1, 2, 3):
+                threads(count)
+                results.append(lowered(*args))
+            for other in results[1:]:
+                torch.testing.assert_close(other, results[0], atol=0, rtol=0, equal_nan=True)

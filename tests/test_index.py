@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import KeepdimError, _native
+from keepdim import KeepdimError
 
 SIZE = 5  # of what is indexed
 aten = torch.ops.aten
@@ -133,14 +133,6 @@ def test_bags_that_are_none_are_an_error_of_the_call(engine: str) -> None:
             module(x, torch.tensor(starts))
         good = torch.tensor([0, 2, 2, 5])
         torch.testing.assert_close(module(x, good), fn(x, good))
-
-
-@pytest.fixture
-def threads() -> Iterator[Any]:
-    """Set the number of threads; it is put back."""
-    before = _native.options()
-    yield lambda n: _native.set_options(threads=n)
-    _native.set_options(**before)
 
 
 ORDERED = {

@@ -338,10 +338,25 @@ def test_a_kernel_that_is_wrong_is_not_used() -> None:
 
 def test_a_kernel_that_is_unsafe_is_not_tried() -> None:
     """torch's own, which takes the process with it at other sizes than the example's."""
-    lengths = torch.tensor([[1, 2, 2]] * 4)
-    model = Fn(lambda m, x: torch.segment_reduce(x, "sum", lengths=lengths, axis=1))
-    with pytest.raises(KeepdimError, match="'segment_reduce': torch's own kernel goes beyond its memory"):
-        keepdim.lower(model, (torch.randn(4, 5),), dynamic_shapes=(({0: Dim.AUTO},),))
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("lengths", torch.tensor([[1, 2, 2]] * 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            def by(how: str) -> Any:
+                return lambda x: torch.segment_reduce(x, how, lengths=self.lengths, axis=1)
+
+            return torch.cond(x.sum() > 0, by("sum"), by("max"), (x,))
+
+    x, lengths = torch.randn(4, 5), torch.tensor([[1, 2, 2]] * 4)
+    plain = Fn(lambda m, x: torch.segment_reduce(x, "sum", lengths=lengths, axis=1))
+    for model, shapes in ((plain, (({0: Dim.AUTO},),)), (Chosen(), ({0: Dim.AUTO},))):
+        with pytest.raises(KeepdimError, match="'segment_reduce': torch's own kernel goes beyond its memory"):
+            keepdim.lower(model, (x,), dynamic_shapes=shapes)
+    with pytest.raises(KeepdimError, match=r"aten.segment_reduce.default .*neither keepdim nor ExecuTorch"):
+        keepdim.lower(plain, (x,))  # at no other size
 
 
 # ---------------------------------------------------------------- foreign partitioners

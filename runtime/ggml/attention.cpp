@@ -18,6 +18,7 @@ struct Panel {
   int64_t limit[kWidth], last;        // keys that a query may see end here, and the largest of them
   int64_t begin[kWidth];              // and begin here
   int64_t first, widest;              // of the first tile of keys; the largest begin
+  int64_t end;                        // of the keys in its last tile
   const char* mask[kWidth];
 };
 
@@ -217,6 +218,7 @@ Span limit_panel(const AttentionJob& job, const Reach& reach, bool leave_out, Pa
     p.widest = std::max(p.widest, seen.begin);
     all = {std::max(all.begin, seen.begin), std::min(all.end, seen.end)};
   }
+  p.end = leave_out ? p.last : reach.keys;
   return all;
 }
 
@@ -238,14 +240,18 @@ float largest(const char* x, int64_t rows, int64_t row, int64_t n, int64_t step)
   return bits<float>(top);
 }
 
-// Whether no score of these keys can outweigh what hides it, and their values are 0 when they weigh 0.
-bool plain(const AttentionJob& job, const Panel* panels, int64_t count, Span keys, const char* k, const char* v) {
-  if (keys.begin >= keys.end) return true;
-  const int64_t n = keys.end - keys.begin, pitch = (job.width + job.value_width) * kWidth * sizeof(float);
-  const float of_queries = largest(reinterpret_cast<char*>(panels->queries), count, pitch, job.width * kWidth, sizeof(float));
-  const float of_keys = largest(k + keys.begin * job.k_row, n, job.k_row, job.width, job.k_step);
-  return of_queries * of_keys * static_cast<float>(job.width) < kPlain &&
-         largest(v + keys.begin * job.v_row, n, job.v_row, job.value_width, job.v_step) < kInfinity;
+// Whether nothing changes for a panel when it leaves out the keys that not all of its queries see: no score of theirs can
+// outweigh what hides it, and their values are 0 when they weigh 0.
+bool plain(const AttentionJob& job, const Panel& p, Span seen, int64_t keys, const char* k, const char* v) {
+  if (seen.begin == 0 && seen.end == keys) return true;
+  const float of_queries = largest(reinterpret_cast<char*>(p.queries), 1, 0, job.width * kWidth, sizeof(float));
+  const auto plain_keys = [&](int64_t begin, int64_t end) {
+    const float of_keys = largest(k + begin * job.k_row, end - begin, job.k_row, job.width, job.k_step);
+    return of_queries * of_keys * static_cast<float>(job.width) < kPlain &&
+           largest(v + begin * job.v_row, end - begin, job.v_row, job.value_width, job.v_step) < kInfinity;
+  };
+  // What a number hides would outweigh a score of -inf, so the keys that are seen have to be plain too.
+  return job.bool_mask ? plain_keys(0, seen.begin) && plain_keys(seen.end, keys) : plain_keys(0, keys);
 }
 
 void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* y) {
@@ -278,38 +284,25 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
   float* k_copy = room + count * of_panel + kKeys * kWidth;
   Unit unit{job, nullptr, nullptr, job.k_row, job.k_step, job.v_row, job.v_step, room + count * of_panel};
   Panel all[kPanels];
-  for (int64_t i = 0; i < count; ++i) {
-    all[i].queries = room + i * of_panel;
-    all[i].sum = all[i].queries + job.width * kWidth;
-    const int64_t first = (panels.begin + i) * kWidth;
-    start_panel(job, all[i], {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
-                static_cast<const char*>(job.data[4]) + mask, k_copy + kKeys * (job.width + job.value_width));
-  }
-  int64_t begin, last;
-  const auto limit = [&](bool leave_out) {
-    Span seen{0, reach.keys};
-    begin = reach.keys, last = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const Span own = limit_panel(job, reach, leave_out, all[i]);
-      seen = {std::max(seen.begin, own.begin), std::min(seen.end, own.end)};
-      begin = std::min(begin, all[i].first);
-      last = std::max(last, all[i].last);
-    }
-    return seen;
-  };
   const char *k = at<char>(job.data[2], offset[2]), *v = at<char>(job.data[3], offset[3]);
   const bool leave_out = job.data[4] && !job.stored;
-  const Span seen = limit(leave_out);
-  if (leave_out && (seen.begin > 0 || seen.end < reach.keys)) {
-    const auto plain_keys = [&](Span keys) { return plain(job, all, count, keys, k, v); };
-    // What a number hides would outweigh a score of -inf, so the keys that are seen have to be plain too.
-    if (!(job.bool_mask ? plain_keys({0, seen.begin}) && plain_keys({seen.end, reach.keys}) : plain_keys({0, reach.keys})))
-      limit(false);
+  int64_t begin = reach.keys, last = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    Panel& p = all[i];
+    p.queries = room + i * of_panel;
+    p.sum = p.queries + job.width * kWidth;
+    const int64_t first = (panels.begin + i) * kWidth;
+    start_panel(job, p, {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
+                static_cast<const char*>(job.data[4]) + mask, k_copy + kKeys * (job.width + job.value_width));
+    // Each decides for itself: which of them are in one unit depends on the threads.
+    const Span seen = limit_panel(job, reach, leave_out, p);
+    if (leave_out && !plain(job, p, seen, reach.keys, k, v)) limit_panel(job, reach, false, p);
+    if (p.last == 0) std::fill(p.sum, p.sum + job.value_width * kWidth, 0.0f);
+    begin = std::min(begin, p.first);
+    last = std::max(last, p.last);
   }
-  for (int64_t i = 0; i < count; ++i)
-    if (all[i].last == 0) std::fill(all[i].sum, all[i].sum + job.value_width * kWidth, 0.0f);
   for (int64_t first = begin; first < last; first += kKeys) {
-    const int64_t keys = std::min(kKeys, last - first);  // of all panels
+    const int64_t keys = std::min(kKeys, reach.keys - first);
     unit.k = k + first * job.k_row;
     unit.v = v + first * job.v_row;
     if (count > 1 || job.stored) {
@@ -324,7 +317,7 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
     }
     for (int64_t i = 0; i < count; ++i) {
       if (first >= all[i].last || first < all[i].first) continue;
-      const int64_t own = std::min(keys, all[i].last - first);
+      const int64_t own = std::min(keys, all[i].end - first);
       if (all[i].columns > kVector) attend<2>(unit, all[i], first, own);
       else attend<1>(unit, all[i], first, own);
     }
