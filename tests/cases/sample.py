@@ -48,9 +48,9 @@ for _r, _x in ((2, "b 3 h w"), (3, "b 3 4 h w")):
          lambda x, t: F.grid_sample(x, torch.affine_grid_generator(t, x.shape, True), align_corners=True),
          f"affine corners {_r}d", PLACES, x=_x, t=f"b {_r} {_r + 1}", b=B, h=N, w=W)  # fmt: skip
 family("grid samples")
-case("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), "many channels",
+case("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), "many channels", PLACES,
      x="b 130 h w", g="b n 5 2", b=B, h=H, w=W, n=N)  # fmt: skip
-case("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), "many places",
+case("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), "many places", PLACES,
      x="1 2 h w", g="1 n 33 2", h=H, w=W, n=N)  # fmt: skip
 case("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), "empty", x="n 3 4 5", g="n 3 2 2", n=N0)
 case("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), "no places", x="b 3 4 5", g="b n 2 2",
