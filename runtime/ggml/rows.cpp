@@ -1,7 +1,6 @@
 // Kernels that make rows out of rows: softmax, norms, running sums and products.
-#include <cmath>
-
 #include "lanes.h"
+#include "vector_math.h"
 
 namespace keepdim::ggml {
 namespace {
@@ -58,12 +57,35 @@ void softmax_columns(char* y, char* x, int64_t n, int64_t columns, int64_t y_pit
         sum[j] += e;
       }
     }
-    for (int64_t j = 0; j < c; ++j) sum[j] = logarithm ? std::log(sum[j]) : T(1) / sum[j];
+    for (int64_t j = 0; j < c; ++j) {
+      if constexpr (logarithm) sum[j] = std::log(sum[j]);
+      else sum[j] = T(1) / sum[j];
+    }
     for (int64_t i = 0; i < n; ++i) {
       const T* from = at<T>(x, i * x_pitch) + c0;
       T* to = at<T>(y, i * y_pitch) + c0;
 #pragma GCC ivdep
       for (int64_t j = 0; j < c; ++j) to[j] = logarithm ? from[j] - top[j] - sum[j] : to[j] * sum[j];
+    }
+  }
+}
+
+constexpr int64_t kShort = 64, kGroup = 16;  // rows up to so long are computed so many at a time, as columns
+
+template <class T, bool logarithm>
+void softmax_short_rows(char* y, char* x, int64_t n, int64_t rows, int64_t y_row, int64_t x_row) {
+  T tile[kShort * kGroup] = {};  // columns beyond the last row are computed too, so that its bits do not depend on them
+  constexpr int64_t pitch = kGroup * sizeof(T);
+  for (int64_t first = 0; first < rows; first += kGroup) {
+    const int64_t count = std::min(kGroup, rows - first);
+    for (int64_t r = 0; r < count; ++r) {
+      const T* from = at<T>(x, (first + r) * x_row);
+      for (int64_t i = 0; i < n; ++i) tile[i * kGroup + r] = from[i];
+    }
+    softmax_columns<T, logarithm>(reinterpret_cast<char*>(tile), reinterpret_cast<char*>(tile), n, kGroup, pitch, pitch);
+    for (int64_t r = 0; r < count; ++r) {
+      T* to = at<T>(y, (first + r) * y_row);
+      for (int64_t i = 0; i < n; ++i) to[i] = tile[i * kGroup + r];
     }
   }
 }
@@ -80,6 +102,13 @@ void softmax(ggml_tensor*, int ith, int nth, void* userdata) {
                                     sx);
     });
     return;
+  }
+  if (sx == w && sy == w && n <= kShort && job.loop.rank && job.loop.dims[last] >= kGroup / 2) {
+    const int64_t y_row = job.loop.strides[0][last], x_row = job.loop.strides[1][last];
+    const auto body = [&](int64_t rows, const int64_t* offset) {
+      softmax_short_rows<T, logarithm>(at<char>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]), n, rows, y_row, x_row);
+    };
+    return each_run(job.loop, n * 8, ith, nth, body, kGroup);
   }
   each_row(job.loop, n * 8, ith, nth, [&](int64_t, const int64_t* offset) {
     T* y = at<T>(job.data[0], offset[0]);
