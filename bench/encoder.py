@@ -58,6 +58,16 @@ def texts(batch: int, length: int, seed: int) -> tuple[numpy.ndarray, numpy.ndar
     return ids * mask, mask
 
 
+def work(pairs: list[tuple[int, int]]) -> str:
+    """What a pass has to compute."""
+    weights, width, layers = 10_616_832, 384, 6  # of the linear layers; of a hidden state; of attention
+    flop = sum(2 * b * n * (weights + 2 * layers * width * n) for b, n in pairs)
+    keys = sum(b * n * n for b, n in pairs)
+    hidden = sum(n * int((1 - texts(b, n, seed)[1]).sum()) for seed, (b, n) in enumerate(pairs))
+    tokens = sum(b * n for b, n in pairs)
+    return f"a pass: {tokens} tokens with padding, {flop / 1e9:.0f} GFLOP, {hidden / keys:.0%} of the scores are of padding"
+
+
 # ---------------------------------------------------------------- the peers: prepare(folder), then open(folder) → Run
 def model() -> Any:
     import torch
@@ -329,6 +339,7 @@ def main() -> None:
 def report(args: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:
     from overhead import machine  # beside this file
 
+    print(work(pairs), flush=True)
     names = ["eager", *(n for n in args.peers.split(",") if n != "eager")]  # the others are compared with it
     rows = []
     with tempfile.TemporaryDirectory() as folder:
