@@ -65,7 +65,7 @@ def work(pairs: list[tuple[int, int]]) -> str:
     keys = sum(b * n * n for b, n in pairs)
     hidden = sum(n * int((1 - texts(b, n, seed)[1]).sum()) for seed, (b, n) in enumerate(pairs))
     tokens = sum(b * n for b, n in pairs)
-    return f"a pass: {tokens} tokens with padding, {flop / 1e9:.0f} GFLOP, {hidden / keys:.0%} of the scores are of padding"
+    return f"a pass: {tokens} tokens with padding, {flop / 1e9:.0f} GFLOP, {hidden / keys:.0%} of the scores of padding"
 
 
 # ---------------------------------------------------------------- the peers: prepare(folder), then open(folder) → Run
