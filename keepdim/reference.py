@@ -125,9 +125,19 @@ def _unfold(c: Call) -> torch.Tensor:
     return c.ins[0].unfold(c.attrs["dim"], c.dims[-1], c.attrs["step"])
 
 
+def _only(y: torch.Tensor, rows: torch.Tensor | None, heads: bool = False) -> torch.Tensor:
+    """The rows [..] of y [.., width], or [.., n] of [.., heads, n, width], that are listed; the others are 0."""
+    if rows is None:
+        return y
+    lead = [*y.shape[:-3], 1, y.shape[-2]] if heads else y.shape[:-1]
+    kept = torch.zeros(len(rows), dtype=torch.bool)
+    kept[rows[rows >= 0]] = True
+    return torch.where(kept.reshape(*lead, 1), y, 0)
+
+
 def _linear(c: Call) -> torch.Tensor:
     y = F.linear(c.ins[0], c.ins[1].to(c.dtype), c.operand(2))
-    return ACTIVATIONS[c.attrs["activation"]](y) if "activation" in c.attrs else y
+    return _only(ACTIVATIONS[c.attrs["activation"]](y) if "activation" in c.attrs else y, c.operand(3))
 
 
 def _norm(f: Callable[..., Any]) -> Meaning:
@@ -167,7 +177,7 @@ def sdpa(c: Call) -> torch.Tensor:
     p = torch.softmax(scores, -1)
     if safe:
         p = p.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
-    return (p @ v).to(c.dtype)
+    return _only((p @ v).to(c.dtype), c.operand(4), heads=True)
 
 
 def rotate_half(x: torch.Tensor) -> torch.Tensor:
@@ -331,6 +341,7 @@ MEANING: dict[str, Meaning] = {
     "embedding": lambda c: F.embedding(c.ins[1], c.ins[0]).to(c.dtype),
     "embedding_bag": _embedding_bag,
     "expand": lambda c: c.ins[0].expand(c.dims),
+    "flatnonzero": lambda c: torch.nonzero_static(c.ins[0].flatten(), size=c.dims[0])[:, 0],
     "fold": _fold,
     "full": lambda c: torch.full(c.dims, c.attrs["value"], dtype=c.dtype),
     "gather": lambda c: torch.gather(c.ins[0], c.attrs["dim"], c.ins[1].long()),

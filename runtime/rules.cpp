@@ -192,6 +192,7 @@ constexpr Op kOps[] = {
     {"argsort", {1, 1, 0, "T>l", kAll, kSort, true}},
     // positions that are data
     {"embedding", {2, 2, 0, "wi>T", kAll, {}}},
+    {"flatnonzero", {1, 1, 0, "b>l", bit(DType::boolean), {}}},
     {"index_select", {2, 2, 0, "Ti>T", kAll, kDimOnly}},
     {"index", {2, -1, 0, "Ti>T", kAll, kDims}},
     {"gather", {2, 2, 0, "Ti>T", kAll, kDimOnly}},
@@ -202,13 +203,13 @@ constexpr Op kOps[] = {
     {"rope", {3, 3, 0, "TTT>T", kReal, {}}},
     // products
     {"matmul", {2, 2, 0, "TT>T", kNumbers, {}}},
-    {"linear", {2, 3, 4, "TwT>T", kNumbers, kActivation}},
+    {"linear", {2, 4, 12, "TwTl>T", kNumbers, kActivation}},
     {"lstm_scan", {5, 5, 4, "TTTTT>T", kHalfOrSingle, kReverse, true}},
     {"gru_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}},
     {"rnn_tanh_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}},
     {"rnn_relu_scan", {4, 4, 4, "TTTT>T", kHalfOrSingle, kReverse, true}},
     {"cached_attention", {6, 8, 0, "TTTlSST>T", kF32, kCached}},
-    {"sdpa", {3, 4, 8, "TTTm>T", kHalfOrSingle, kAttention, true}},
+    {"sdpa", {3, 5, 24, "TTTml>T", kHalfOrSingle, kAttention, true}},
     // images
     {"conv", {2, 3, 4, "TTT>T", kNumbers, kConv, true}},
     {"max_pool", unary(kNumbers, kMaxPool, true)},

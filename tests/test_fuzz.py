@@ -81,6 +81,7 @@ OPS |= {
         "f32 1 4 s 32",
     ),
     "sdpa": (["f32 2 s 8", "f32 2 t 8", "f32 2 t 8"], {"scale": 0.5}, "f32 2 s 8"),
+    "sdpa rows": (["f32 1 2 s 8", "f32 1 1 t 8", "f32 1 1 t 5", "bool t", "i64 s"], {"scale": 0.5}, "f32 1 2 s 5"),
     "sdpa mask": (
         ["f32 s 4 t 8", "f32 1 2 s 8", "f32 1 2 s 5", "bool t s"],
         {"scale": 0.5, "causal": True, "safe": False},
@@ -90,6 +91,7 @@ OPS |= {
     "matmul": (["f32 2 s 8", "f32 1 8 t"], {}, "f32 2 s t"),
     "matmul packed": (["f32 2 s 8", "!f32 8 5"], {}, "f32 2 s 5"),
     "linear": (["f32 s 8", "!f32 4 8", "!f32 4"], {"activation": "gelu"}, "f32 s 4"),
+    "linear rows": (["f32 1 s 8", "!f32 4 8", "!f32 4", "i64 s"], {}, "f32 1 s 4"),
     "linear input": (["f32 s t", "f32 8 t", "f32 8"], {}, "f32 s 8"),
     "layer_norm": (["f32 s 8", "!f32 8", "!f32 8"], {"eps": 1e-5, "axes": "1"}, "f32 s 8"),
     "rms_norm": (["f32 s 8", "!f32 8"], {"eps": 1e-5, "axes": "1"}, "f32 s 8"),
@@ -112,6 +114,7 @@ OPS |= {
     "flip": (["f32 s t 8"], {"dims": ["0", "2"]}, "f32 s t 8"),
     "arange": ([], {"start": "s", "step": "2"}, "i64 t"),
     "full": ([], {"value": "s"}, "f32 s 8"),
+    "flatnonzero": (["bool 1 s"], {}, "i64 s"),
     "embedding": (["!f32 4 8", "i64 s"], {}, "f32 s 8"),
     "gather": (["f32 s 8", "i64 t 8"], {"dim": "0"}, "f32 t 8"),
     "index_select": (["f32 s 8", "i32 t"], {"dim": "1"}, "f32 s t"),

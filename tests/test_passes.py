@@ -43,7 +43,7 @@ def test_passes_say_what_they_did() -> None:
     same_numbers(p, q, weights_of(p), weights)
     assert nodes(q) == ["a = mul(x) {other=2.5}", "b = add(a) {other=p}", "y = sub(b) {other=p}"]
     assert [v.name for v in q.values] == ["a", "b", "y"] and weights == {}
-    names = ["drop_dead", "fold_constants", *(f.__name__ for f in passes.PASSES), "merge_linears"]
+    names = ["drop_dead", "fold_constants", *(f.__name__ for f in passes.PASSES), "merge_linears", "skip_padding"]
     assert [s.name for s in q.passes] == names
     counts = [(s.before, s.after) for s in q.passes]
     assert counts[0] == (7, 6) and counts[names.index("fold_scalars")] == (6, 3) and counts[-1] == (3, 3)
@@ -420,6 +420,7 @@ def test_inspect_shows_the_passes(tmp_path: Any, capsys: pytest.CaptureFixture[s
         "fold_constants",
         *(f.__name__ for f in passes.PASSES),
         "merge_linears",
+        "skip_padding",
     ]
     (norm,) = [(int(a), int(b)) for name, a, b in counts if name == "fuse_rms_norm"]
     assert norm[1] == 1 < norm[0]

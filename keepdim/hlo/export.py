@@ -98,7 +98,7 @@ def _lower(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> Lowered:
         if spec.kind != OutputKind.USER_OUTPUT:
             raise Unsupported(f"it changes {spec.target!r}, which is no state of an op of keepdim's own")
     lowered = frontend.lower_program(ep, symbols, None, rows=ROWS_OF_DATA)
-    return passes.run(*lowered)
+    return passes.run(*lowered, takes=lambda p: all(n.op in ROWS for n in p.walk()))
 
 
 def _decomposed(captured: Captured, kept: Collection[Any]) -> tuple[ExportedProgram, Mapping[str, Dim]]:

@@ -19,6 +19,7 @@ from .fold import fold_constants
 from .fuse import fuse_layer_norm, fuse_linear, fuse_rms_norm, fuse_rope, fuse_swiglu
 from .graph import Takes, anything, drop_dead, renumber
 from .merge import Stays, merge_linears, nothing
+from .padding import skip_padding
 
 __all__ = ["PASSES", "Lowered", "Stays", "drop_dead", "fold_constants", "merge_linears", "nothing", "renumber", "run"]
 
@@ -52,7 +53,7 @@ PASSES: tuple[Rewrite, ...] = (
 def run(
     program: Program, weights: Mapping[str, torch.Tensor], takes: Takes = anything, stays: Stays = nothing
 ) -> Lowered:
-    """Constants folded, then all passes in order, then linear layers merged; the Program says what each did."""
+    """Constants folded, all passes in order, linear layers merged, padding skipped; the Program says what each did."""
     out = dict(weights)
 
     def with_weights(f: Callable[..., Any], *more: Any) -> Rewrite:
@@ -65,7 +66,8 @@ def run(
         return run
 
     p, done = program, list[Pass]()
-    for f in (drop_dead, with_weights(fold_constants), *PASSES, with_weights(merge_linears, stays)):
+    last = with_weights(merge_linears, stays), with_weights(skip_padding, takes)
+    for f in (drop_dead, with_weights(fold_constants), *PASSES, *last):
         before = _count(p)
         p = f(p, takes)
         done.append(Pass(f.__name__, before, _count(p)))

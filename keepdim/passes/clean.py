@@ -89,7 +89,7 @@ def remove_casts(p: Program, takes: Takes = anything) -> Program:
 
 
 def remove_noops(p: Program, takes: Takes = anything) -> Program:
-    """Arithmetic with a neutral number, views of everything, and a view of a view as one."""
+    """Arithmetic with a neutral number, views of everything, all positions in order, and a view of a view as one."""
 
     def rule(g: Graph, n: Node) -> Made:
         if not n.ins or n.regions:
@@ -97,6 +97,8 @@ def remove_noops(p: Program, takes: Takes = anything) -> Program:
         x, out = n.ins[0], n.outs[0]
         if (same := _neutral(g, n)) is not None:
             return same
+        if n.op == "index" and _takes_all(g, n):
+            return x if g.shape(x) == g.shape(out) else [Node("reshape", (x,), n.outs)]
         if n.op in ("reshape", "expand"):
             inner = g.by(x, n.op)
             source = x if inner is None else inner.ins[0]
@@ -119,11 +121,32 @@ def remove_noops(p: Program, takes: Takes = anything) -> Program:
 
 def _neutral(g: Graph, n: Node) -> int | None:
     """The operand that a number leaves as it is, -0, infinities and NaN too."""
-    found = g.with_number(n, "mul", "div", "pow", "sub")
+    found = g.with_number(n, "mul", "div", "pow", "sub", "add")
     if found is None:
         return None
     x, k = found
+    if n.op == "add":
+        return x if k == 0 and g.dtype(x) in WHOLE else None
     return x if (k == 0 and math.copysign(1, k) > 0 if n.op == "sub" else k == 1) else None
+
+
+def _takes_all(g: Graph, n: Node) -> bool:
+    """Whether an index is of all positions of each dim, in order, along dims of the result in order."""
+    x, *indices = n.ins
+    dims, before = g.dims(x), -1
+    if [d.value for d in n.attrs["dims"]] != [*range(len(dims))]:
+        return False
+    for size, i in zip(dims, indices, strict=True):
+        along = [d for d, s in enumerate(g.dims(i), len(g.dims(n.outs[0])) - len(g.dims(i))) if s.value != 1]
+        while (m := g.by(i, "reshape")) is not None and [s for s in g.dims(m.ins[0]) if s.value != 1] == [size]:
+            i = m.ins[0]
+        m = g.by(i, "arange")
+        if m is None or m.attrs["start"] != 0 or m.attrs["step"] != 1 or g.dims(i) != (size,) or len(along) != 1:
+            return False
+        if along[0] <= before:
+            return False
+        before = along[0]
+    return True
 
 
 def prune_branches(p: Program, takes: Takes = anything) -> Program:

@@ -14,7 +14,7 @@ struct Panel {
   float* queries;  // [width, kWidth], scaled
   float* sum;      // [value_width, kWidth]: of values by their weight
   float top[kWidth], weight[kWidth];  // the largest score so far, the sum of the weights
-  int64_t row[kWidth];                // which query of its head
+  int64_t head[kWidth], row[kWidth];  // which query of which head
   int64_t limit[kWidth], last;        // keys that a query may see end here, and the largest of them
   int64_t begin[kWidth];              // and begin here
   int64_t first, widest;              // of the first tile of keys; the largest begin
@@ -165,23 +165,27 @@ void pack_queries(const AttentionJob& job, Panel& p, const char* const* from, in
     }
 }
 
-void start_panel(const AttentionJob& job, Panel& p, Span columns, const char* q, const char* mask, float* room) {
+// Of `queries` of each head, those at `columns`.
+void start_panel(const AttentionJob& job, Panel& p, const Rows& queries, Span columns, const char* q, const char* mask,
+                 float* room) {
   p.columns = static_cast<int>(columns.end - columns.begin);
   const char* from[kWidth];
-  int64_t head = columns.begin / job.queries, row = columns.begin % job.queries;
+  int64_t head = columns.begin / queries.count, next = columns.begin % queries.count;
   for (int c = 0; c < kWidth; ++c) {
     p.top[c] = -kInfinity;
     p.weight[c] = 0;
     if (c >= p.columns) continue;
+    const int64_t row = queries[next] % job.queries;
     from[c] = q + head * job.q_head + row * job.q_row;
     if (job.data[6]) {
       const int64_t turn = row * job.turn_row;
       from[c] = reinterpret_cast<char*>(turned(room + c * job.width, from[c], job.q_step, job.width,
                                                at<float>(job.data[6], turn), at<float>(job.data[7], turn)));
     }
+    p.head[c] = head;
     p.row[c] = row;
     p.mask[c] = mask + head * job.mask_head + row * job.mask_row;
-    if (++row == job.queries) row = 0, ++head;
+    if (++next == queries.count) next = 0, ++head;
   }
   pack_queries(job, p, from, job.data[6] ? sizeof(float) : job.q_step);
 }
@@ -254,14 +258,12 @@ bool plain(const AttentionJob& job, const Panel& p, Span seen, int64_t keys, con
   return job.bool_mask ? plain_keys(0, seen.begin) && plain_keys(seen.end, keys) : plain_keys(0, keys);
 }
 
-void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* y) {
+void finish_panel(const AttentionJob& job, const Panel& p, char* y) {
   float* to[kWidth];
   alignas(64) float scale[kWidth] = {};
-  int64_t head = first / job.queries, row = first % job.queries;
   for (int c = 0; c < p.columns; ++c) {
-    to[c] = reinterpret_cast<float*>(y + head * job.y_head + row * job.y_row);
+    to[c] = reinterpret_cast<float*>(y + p.head[c] * job.y_head + p.row[c] * job.y_row);
     scale[c] = inverse_weight(job, p.weight[c]);
-    if (++row == job.queries) row = 0, ++head;
   }
   int64_t done = 0;
   for (; done + kVector <= job.value_width; done += kVector)
@@ -275,8 +277,9 @@ void finish_panel(const AttentionJob& job, const Panel& p, int64_t first, char* 
     for (int c = 0; c < p.columns; ++c) to[c][e] = p.sum[e * kWidth + c] * scale[c];
 }
 
-void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const int64_t* offset, int64_t mask) {
-  const int64_t count = panels.end - panels.begin, columns = job.group * job.queries;
+void run_unit(const AttentionJob& job, const Reach& reach, const Rows& queries, Span panels, const int64_t* offset,
+              int64_t mask) {
+  const int64_t count = panels.end - panels.begin, columns = job.group * queries.count;
   const int64_t of_panel = (job.width + job.value_width) * kWidth;
   const int64_t turns = job.data[6] ? (kWidth + 1) * job.width : 0;
   float* room = scratch(count * of_panel + kKeys * (kWidth + job.width + job.value_width) + turns);
@@ -292,7 +295,7 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
     p.queries = room + i * of_panel;
     p.sum = p.queries + job.width * kWidth;
     const int64_t first = (panels.begin + i) * kWidth;
-    start_panel(job, p, {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
+    start_panel(job, p, queries, {first, std::min(first + kWidth, columns)}, at<char>(job.data[1], offset[1]),
                 static_cast<const char*>(job.data[4]) + mask, k_copy + kKeys * (job.width + job.value_width));
     // Each decides for itself: which of them are in one unit depends on the threads.
     const Span seen = limit_panel(job, reach, leave_out, p);
@@ -323,7 +326,7 @@ void run_unit(const AttentionJob& job, const Reach& reach, Span panels, const in
     }
   }
   for (int64_t i = 0; i < count; ++i)
-    finish_panel(job, all[i], (panels.begin + i) * kWidth, at<char>(job.data[0], offset[0]));
+    finish_panel(job, all[i], at<char>(job.data[0], offset[0]));
 }
 
 void attention(ggml_tensor*, int ith, int nth, void* userdata) {
@@ -335,7 +338,10 @@ void attention(ggml_tensor*, int ith, int nth, void* userdata) {
     reach = {before + job.queries, before, true};
   }
   if (job.group * job.queries <= kFewQueries) return few_queries(job, reach, ith, nth);
-  const int64_t panels = (job.group * job.queries + kWidth - 1) / kWidth, heads = job.loop.count();
+  const int64_t heads = job.loop.count(), batches = job.loop.rank ? heads / job.loop.dims[job.loop.rank - 1] : 1;
+  const Rows rows = rows_of(job, job.data[9], batches * job.queries);
+  const auto panels_of = [&](int64_t queries) { return (job.group * queries + kWidth - 1) / kWidth; };
+  const int64_t panels = panels_of(job.queries);
   int64_t parts = (panels + kPanels - 1) / kPanels;
   if (nth > 1 && heads * parts < 4 * nth)  // too little to share out evenly
     parts = std::min(panels, std::max(parts, (4 * nth + heads - 1) / heads));
@@ -343,8 +349,16 @@ void attention(ggml_tensor*, int ith, int nth, void* userdata) {
   loop.push(parts, 0);
   const int64_t work = (job.width + job.value_width) * reach.keys * (job.group * job.queries / parts + 1);
   each_unit(job, loop, work, ith, nth, [&](int64_t position, const int64_t* offset) {
-    const Span own = share(panels, static_cast<int>(position % parts), static_cast<int>(parts));
-    run_unit(job, reach, own, offset, mask_offset(job, position / parts));
+    const int64_t head = position / parts, part = position % parts, first = head * batches / heads * job.queries;
+    const Span batch{first, first + job.queries};
+    const Rows queries = rows.list ? rows.within(batch) : Rows{nullptr, job.queries};
+    if (part == 0)
+      for_others(rows, batch, [&](int64_t r) {
+        for (int64_t h = 0; h < job.group; ++h)
+          std::fill_n(at<float>(job.data[0], offset[0] + h * job.y_head + (r - first) * job.y_row), job.value_width, 0.0f);
+      });
+    const Span own = share(panels_of(queries.count), static_cast<int>(part), static_cast<int>(parts));
+    if (own.begin < own.end) run_unit(job, reach, queries, own, offset, mask_offset(job, head));
   });
 }
 

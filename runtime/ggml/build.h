@@ -20,7 +20,7 @@
 namespace keepdim::ggml {
 
 constexpr int kMaxOperands = 4;  // of a loop, the result included
-constexpr int kMaxData = 9;      // of one kernel, the result included
+constexpr int kMaxData = 10;     // of one kernel, the result included
 
 // A strided view of one buffer. Permute, slice, select and expand are views of any rank, without a copy.
 struct Tensor {
@@ -145,6 +145,9 @@ struct IndexJob : Job {
   bool wrap = false;             // negative ones count from the end
   int split = -1;                // of a scatter: the dim whose parts are written by different threads
 };
+struct ListJob : Job {  // the positions of what is not 0, in order, then -1
+  int64_t count = 0;
+};
 // How weights lie that are not f32: in blocks, or each on its own.
 struct Stored {
   int64_t block, bytes;
@@ -166,7 +169,9 @@ struct TriangleJob : Job {  // `loop` is over the matrices and their rows; the r
   int64_t diagonal = 0;
   bool upper = false;
 };
-struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, the result is contiguous
+// [m, k] @ [k, n] + [n]; `loop` is over the batch, the result is contiguous. A list of rows (i64 [m], -1 behind the last)
+// says which of them anybody reads: the others may be computed, or be 0.
+struct ProductJob : Job {
   int64_t m = 0, n = 0, k = 0;
   int64_t a_row = 0, a_step = 0;     // byte strides of the first operand's m and k
   int64_t b_step = 0, b_column = 0;  // byte strides of the second operand's k and n
@@ -176,8 +181,8 @@ struct ProductJob : Job {  // [m, k] @ [k, n] + [n]; `loop` is over the batch, t
   Block activation = nullptr;        // of the result
 };
 // `loop` is over the batch and the heads of keys and values; operands q, k, v, mask, how many keys were there before the
-// queries' own (i64: each query then sees those and its own up to itself), cosines and sines to turn the queries by, and
-// room for parts.
+// queries' own (i64: each query then sees those and its own up to itself), cosines and sines to turn the queries by, room
+// for parts, and a list of the queries of all batches that anybody reads, as a product has one of its rows.
 struct AttentionJob : Job {
   int64_t group = 1;       // heads of queries for each head of keys
   int64_t queries = 0, keys = 0, width = 0, value_width = 0;
@@ -232,6 +237,7 @@ int64_t sort_bytes(DType dtype);                           // of one key with it
 bool sort_needs_room(int64_t size);                        // as much again for the keys, to sort rows of this size
 Kernel sort_keys_kernel(DType dtype);                      // SortJob: x, contiguous, to keys
 Kernel sort_kernel(DType dtype);                           // SortJob: keys, changed in place, to positions
+Kernel list_kernel();                                      // ListJob
 Kernel offset_kernel();                                    // IndexJob: an index to bytes, added to what is there
 Kernel gather_kernel(size_t width);                        // IndexJob
 Kernel scatter_kernel(Put put, DType dtype);               // IndexJob; set takes any dtype

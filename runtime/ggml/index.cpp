@@ -155,8 +155,23 @@ Kernel scatter_of(DType dtype) {
   }
 }
 
+// One thread: where a position goes depends on all before it.
+void list(ggml_tensor*, int ith, int, void* userdata) {
+  const auto& job = *static_cast<const ListJob*>(userdata);
+  if (ith) return;
+  const auto* x = static_cast<const uint8_t*>(job.data[1]);
+  auto* y = static_cast<int64_t*>(job.data[0]);
+  int64_t found = 0;
+  for (int64_t i = 0; i < job.count; ++i) {
+    y[found] = i;
+    found += x[i] != 0;
+  }
+  std::fill(y + found, y + job.count, -1);
+}
+
 }  // namespace
 
+Kernel list_kernel() { return list; }
 Kernel offset_kernel() { return offsets; }
 
 Kernel gather_kernel(size_t width) {

@@ -121,6 +121,41 @@ bool each_unit(const Job& job, const Loop& loop, int64_t work, int ith, int nth,
   return true;
 }
 
+// Rows that are computed, in order: so many, or those that are listed.
+struct Rows {
+  const int64_t* list;  // nullptr: the first, second, ..
+  int64_t count;
+
+  int64_t operator[](int64_t i) const { return list ? list[i] : i; }
+  bool adjoin(Span some) const { return !list || list[some.end - 1] - list[some.begin] == some.end - some.begin - 1; }
+  Rows within(Span rows) const {  // only with a list
+    const int64_t* first = std::lower_bound(list, list + count, rows.begin);
+    return {first, std::lower_bound(first, list + count, rows.end) - first};
+  }
+};
+
+// Those that an operand lists out of so many, with -1 behind the last; without it all. None where it is no such list.
+inline Rows rows_of(const Job& job, const void* operand, int64_t most) {
+  const auto* list = static_cast<const int64_t*>(operand);
+  if (!list) return {nullptr, most};
+  const int64_t count = std::find(list, list + most, -1) - list;
+  bool fine = true;
+  for (int64_t i = 0; i < count; ++i) fine = fine & (list[i] >= (i ? list[i - 1] + 1 : 0)) & (list[i] < most);
+  if (!fine) job.fail(0, "what lists its rows is not in order, or beyond them.");
+  return {list, fine ? count : 0};
+}
+
+// Calls body(row) for the others of `some`.
+template <class Body>
+void for_others(const Rows& rows, Span some, Body&& body) {
+  if (!rows.list) return;
+  const Rows own = rows.within(some);
+  int64_t next = 0;
+  for (int64_t r = some.begin; r < some.end; ++r)
+    if (next < own.count && own[next] == r) ++next;
+    else body(r);
+}
+
 template <class T>
 T* at(void* base, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(base) + offset);

@@ -228,8 +228,21 @@ Tensor scatter_reduce(Build& b) {
   return scatter(b, kinds[b.choice("reduce", {"sum", "prod", "amax", "amin"})]);
 }
 
+Tensor flatnonzero(Build& b) {
+  const Tensor x = b.contiguous(b.in(0));
+  Tensor out = b.out();
+  if (out.rank != 1 || out.count() != x.count()) b.refuse("result " + dims_text(out) + " does not count " + dims_text(x) + ".");
+  if (out.count() == 0) return out;
+  b.allocate(out);
+  auto* job = b.make<ListJob>();
+  job->count = x.count();
+  b.step(list_kernel(), job, out, {&x}, static_cast<double>(out.count()));
+  return out;
+}
+
 constexpr Row kRows[] = {
     {"embedding", embedding},
+    {"flatnonzero", flatnonzero},
     {"index_select", index_select},
     {"index", index},
     {"gather", gather},

@@ -32,7 +32,7 @@ Tensor transposed(Tensor x) {
 
 // A product with what belongs to it, in the dtype it is computed in.
 struct Operands {
-  Tensor out, x, bias;            // no bias: no buffer
+  Tensor out, x, bias, rows;      // no bias, all rows: no buffer
   const float* packed = nullptr;  // instead of a weight
   Block activation = nullptr;
 };
@@ -56,7 +56,7 @@ Tensor product(Build& b, const Operands& p, const Tensor& y) {
   job->loop.merge();
   const double cost = static_cast<double>(out.count()) * static_cast<double>(job->k);
   const Tensor nothing;
-  b.step(product_kernel(out.dtype), job, out, {&p.x, p.packed ? &nothing : &y, &p.bias}, cost);
+  b.step(product_kernel(out.dtype), job, out, {&p.x, p.packed ? &nothing : &y, &p.bias, &p.rows}, cost);
   return out;
 }
 
@@ -129,7 +129,7 @@ Tensor stored_product(Build& b, Operands p, const Tensor& w) {
   const double cost = static_cast<double>(out.count()) * static_cast<double>(job->k);
   const bool few = job->m <= few_rows(w.dtype) && job->k > 0;
   const Kernel words = job->k > 0 ? words_kernel(w.dtype) : nullptr, many = words ? words : product_kernel(DType::f32);
-  b.step(few ? few_rows_kernel() : many, job, out, {&x, &w, &bias}, cost);
+  b.step(few ? few_rows_kernel() : many, job, out, {&x, &w, &bias, &p.rows}, cost);
   return out;
 }
 
@@ -142,10 +142,13 @@ Tensor linear(Build& b) {
   if (!same_dims(expected, out)) b.refuse("result " + dims_text(out) + " is not " + dims_text(expected) + ".");
   if (b.has(2) && (b.in(2).rank != 1 || b.in(2).dims[0] != w.dims[0]))
     b.refuse("bias " + dims_text(b.in(2)) + " does not fit weight " + dims_text(w) + ".");
+  if (b.has(3) && (b.in(3).rank != 1 || b.in(3).count() * x.dims[x.rank - 1] != x.count()))
+    b.refuse(dims_text(b.in(3)) + " do not list the rows of " + dims_text(x) + ".");
   if (out.count() == 0) return out;
   Operands p = operands(b);
   p.x = b.cast(x, p.out.dtype);
   if (b.has(2)) p.bias = b.cast(b.in(2), p.out.dtype);
+  if (b.has(3)) p.rows = b.contiguous(b.in(3));
   if (stored(w.dtype) && (is_quantised(w.dtype) || w.strides[1] == w.width())) return b.cast(stored_product(b, p, w), out.dtype);
   return b.cast(rows_product(b, p, p.packed ? w : b.cast(w, p.out.dtype)), out.dtype);
 }
@@ -253,7 +256,7 @@ AttentionJob* attention_job(Build& b, Tensor& out, const Tensor& q, const Tensor
 
 // The operands of an AttentionJob; what is not there is nullptr.
 struct AttentionIns {
-  const Tensor *q, *k, *v, *mask = nullptr, *position = nullptr, *cos = nullptr, *sin = nullptr;
+  const Tensor *q, *k, *v, *mask = nullptr, *position = nullptr, *cos = nullptr, *sin = nullptr, *rows = nullptr;
 };
 
 void attention_step(Build& b, AttentionJob* job, const Tensor& out, const AttentionIns& ins) {
@@ -267,7 +270,8 @@ void attention_step(Build& b, AttentionJob* job, const Tensor& out, const Attent
   const Tensor nothing;
   const auto given = [&](const Tensor* x) { return x ? x : &nothing; };
   b.step(attention_kernel(), job, out,
-         {ins.q, ins.k, ins.v, given(ins.mask), given(ins.position), given(ins.cos), given(ins.sin), &room}, cost);
+         {ins.q, ins.k, ins.v, given(ins.mask), given(ins.position), given(ins.cos), given(ins.sin), &room,
+          given(ins.rows)}, cost);
 }
 
 Tensor attention(Build& b) {
@@ -290,7 +294,13 @@ Tensor attention(Build& b) {
     for (int d = 0; d <= head; ++d) job->mask_batch[d] = stride_at(mask, scores, d);
     if (head >= 0) job->mask_head = job->mask_batch[head], job->mask_batch[head] *= job->group;
   }
-  attention_step(b, job, out, {&q, &k, &v, &mask});
+  Tensor rows;
+  if (b.has(4)) {
+    rows = b.contiguous(b.in(4));
+    if (head < 0 || rows.rank != 1 || rows.count() * out.dims[head] * out.dims[rank - 1] != out.count())
+      b.refuse(dims_text(rows) + " do not list the queries of " + dims_text(out) + ".");
+  }
+  attention_step(b, job, out, {&q, &k, &v, &mask, nullptr, nullptr, nullptr, &rows});
   return out;
 }
 

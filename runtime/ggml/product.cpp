@@ -38,23 +38,26 @@ void unpack(float* panel, const ProductJob& job, const char* b, int64_t depth, i
   }
 }
 
-// Rows of the first operand at multiples of a page are in the same few places of the first cache, where they push each other
-// out. They are copied, once for all panels of the result that a thread makes of them.
+// Rows of the first operand that do not follow each other are copied, once for all panels of the result that a thread makes
+// of them. So are rows at multiples of a page: they are in the same few places of the first cache, where they push each
+// other out.
 class Apart {
  public:
-  // Where the first of these rows begins and the pitch, in bytes.
-  std::pair<const char*, int64_t> operator()(const ProductJob& job, const char* a, Span rows) {
-    const int64_t count = rows.end - rows.begin, pitch = job.k + kVector;
-    a += rows.begin * job.a_row;
+  // Where the first of these rows begins and the pitch, in bytes; nullptr where there is no memory.
+  std::pair<const char*, int64_t> operator()(const ProductJob& job, const Rows& rows, const char* a, Span some) {
+    const int64_t count = some.end - some.begin, pitch = job.k + kVector;
+    const bool adjoin = rows.adjoin(some);
     const bool close = job.a_row && job.a_row % 4096 == 0 && job.a_step == sizeof(float) && count > 4 && count * pitch <= kMost;
-    float* copy = close ? scratch(count * pitch) : nullptr;
+    const char* first = a + rows[some.begin] * job.a_row;
+    float* copy = !adjoin || close ? scratch(count * pitch) : nullptr;
     if (!copy) {
       copied_ = nullptr;
-      return {a, job.a_row};
+      return {adjoin ? first : nullptr, job.a_row};
     }
-    if (a != copied_)
-      for (int64_t r = 0; r < count; ++r) std::memcpy(copy + r * pitch, a + r * job.a_row, job.k * sizeof(float));
-    copied_ = a;
+    if (first != copied_)
+      for (int64_t r = 0; r < count; ++r)
+        std::memcpy(copy + r * pitch, a + rows[some.begin + r] * job.a_row, job.k * sizeof(float));
+    copied_ = first;
     return {reinterpret_cast<const char*>(copy), pitch * static_cast<int64_t>(sizeof(float))};
   }
 
@@ -70,15 +73,16 @@ struct Part {
   int64_t a_row;
   const char* b;
   const float *packed, *bias;
-  Span rows;
+  const Rows& rows;
+  Span some;  // of the rows
   int64_t columns;
 };
 
 void panel_product(const ProductJob& job, const Part& part) {
-  alignas(64) float panel[kDepth * kWidth], active[kHeight * kWidth] = {};
+  alignas(64) float panel[kDepth * kWidth], own[kHeight * kWidth] = {};
   static constexpr float zeros[kWidth] = {};
   // Few rows do not pay for packing what can be read in place.
-  const bool direct = part.columns == kWidth && job.b_column == sizeof(float) && part.rows.end - part.rows.begin <= 2 * kHeight;
+  const bool direct = part.columns == kWidth && job.b_column == sizeof(float) && part.some.end - part.some.begin <= 2 * kHeight;
   const int64_t deepest = part.packed ? kPackedDepth : kDepth, slices = std::max<int64_t>(1, (job.k + deepest - 1) / deepest);
   for (int64_t s = 0; s < slices; ++s) {
     const Span span = job.stored ? Span{s * deepest, std::min(job.k, (s + 1) * deepest)}  // of whole blocks
@@ -87,8 +91,7 @@ void panel_product(const ProductJob& job, const Part& part) {
     Tile tile;
     tile.depth = span.end - k;
     tile.columns = part.columns;
-    const bool activated = job.activation && s + 1 == slices;  // a tile of its own goes through the function
-    tile.y_pitch = activated ? kWidth : job.n;
+    const bool activated = job.activation && s + 1 == slices;
     tile.a_row = part.a_row;
     tile.a_step = job.a_step;
     tile.b_step = kWidth;
@@ -104,36 +107,50 @@ void panel_product(const ProductJob& job, const Part& part) {
       pack(panel, part.b + k * job.b_step, job.b_step, job.b_column, tile.depth, part.columns);
       tile.b = panel;
     }
-    for (int64_t r = part.rows.begin; r < part.rows.end; r += kHeight) {
-      const int64_t height = std::min<int64_t>(kHeight, part.rows.end - r);
-      float* y = part.y + r * job.n;
-      tile.y = activated ? active : y;
-      tile.start = k ? y : part.bias ? part.bias : zeros;
+    for (int64_t r = part.some.begin; r < part.some.end; r += kHeight) {
+      const int64_t height = std::min<int64_t>(kHeight, part.some.end - r);
+      const auto row = [&](int64_t i) { return part.y + part.rows[r + i] * job.n; };
+      const bool adjoin = part.rows.adjoin({r, r + height});
+      const bool aside = activated || !adjoin;  // in a tile of its own
+      tile.y = aside ? own : row(0);
+      tile.y_pitch = aside ? kWidth : job.n;
+      tile.start = k ? row(0) : part.bias ? part.bias : zeros;
       tile.start_pitch = k ? job.n : 0;
       for (int64_t i = 0; i < height; ++i) {  // results are in no cache yet
-        __builtin_prefetch(y + i * job.n, 1);
-        __builtin_prefetch(y + i * job.n + kVector, 1);
+        __builtin_prefetch(row(i), 1);
+        __builtin_prefetch(row(i) + kVector, 1);
       }
-      tile.a = part.a + (r - part.rows.begin) * part.a_row + k * job.a_step;
+      if (k && !adjoin) {
+        for (int64_t i = 0; i < height; ++i) std::memcpy(own + i * kWidth, row(i), part.columns * sizeof(float));
+        tile.start = own;
+        tile.start_pitch = kWidth;
+      }
+      tile.a = part.a + (r - part.some.begin) * part.a_row + k * job.a_step;
       if (part.columns == kWidth) multiply_rows<2, true>(tile, height);
       else multiply_rows<2, false>(tile, height);
-      if (!activated) continue;
-      activate(job, active, kWidth, height, kWidth);
-      for (int64_t i = 0; i < height; ++i) std::memcpy(y + i * job.n, active + i * kWidth, part.columns * sizeof(float));
+      if (!aside) continue;
+      if (activated) activate(job, own, kWidth, height, kWidth);
+      for (int64_t i = 0; i < height; ++i) std::memcpy(row(i), own + i * kWidth, part.columns * sizeof(float));
     }
   }
 }
 
 void product(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ProductJob*>(userdata);
-  // What has to be widened first is read for more rows at a time.
+  const Rows rows = rows_of(job, job.data[4], job.m);
+  auto* y = static_cast<float*>(job.data[0]);
+  for_others(rows, share(job.m, ith, nth), [&](int64_t r) { std::fill_n(y + r * job.n, job.n, 0.0f); });
+  if (rows.count == 0) return;
   Apart apart;
-  each_panel(job, job.stored ? 4 * kBlock : kBlock, kHeight, ith, nth, [&](const Panel& p, const int64_t* offset) {
-    const auto [a, a_row] = apart(job, at<char>(job.data[1], offset[1]), p.rows);
+  // What has to be widened first is read for more rows at a time.
+  const int64_t block = job.stored ? 4 * kBlock : kBlock;
+  each_panel(job, rows.count, block, kHeight, ith, nth, [&](const Panel& p, const int64_t* offset) {
+    const auto [a, a_row] = apart(job, rows, at<char>(job.data[1], offset[1]), p.rows);
+    if (!a) return job.fail(0, "there is no memory for its rows.");
     panel_product(job, {at<float>(job.data[0], offset[0]), a, a_row,
                         job.packed ? nullptr : at<char>(job.data[2], offset[2]),
                         job.packed ? job.packed + p.first * job.k : nullptr,
-                        job.data[3] ? static_cast<const float*>(job.data[3]) + p.first : nullptr, p.rows, p.columns});
+                        job.data[3] ? static_cast<const float*>(job.data[3]) + p.first : nullptr, rows, p.rows, p.columns});
   });
 }
 

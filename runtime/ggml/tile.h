@@ -166,22 +166,22 @@ struct Panel {
   int64_t first, columns;
 };
 
-// Calls body(panel, offsets) for every panel of the result, this thread's share of them. The rows are cut where the cache
+// Calls body(panel, offsets) for every panel of a result of so many rows, this thread's share of them. The rows are cut where the cache
 // asks for it, at so many elements of the first operand, and further when there is too little else to share out.
 template <class Body>
-void each_panel(const ProductJob& job, int64_t block, int64_t height, int ith, int nth, Body&& body) {
-  const int64_t panels = (job.n + kWidth - 1) / kWidth, tiles = (job.m + height - 1) / height;
+void each_panel(const ProductJob& job, int64_t rows, int64_t block, int64_t height, int ith, int nth, Body&& body) {
+  const int64_t panels = (job.n + kWidth - 1) / kWidth, tiles = (rows + height - 1) / height;
   const int64_t most = std::max<int64_t>(4 * height, block / std::max<int64_t>(job.k, 1));
-  int64_t parts = (job.m + most - 1) / most;
+  int64_t parts = (rows + most - 1) / most;
   const int64_t units = job.loop.count() * panels * parts;
   if (nth > 1 && units < 4 * nth) parts = std::min(tiles, parts * ((4 * nth + units - 1) / units));
   Loop loop = job.loop;
   loop.push(parts, 0, 0, 0);
   loop.push(panels, kWidth * static_cast<int64_t>(sizeof(float)), 0, kWidth * job.b_column);
-  each_unit(job, loop, kWidth * job.k * (job.m / parts + 1), ith, nth, [&](int64_t position, const int64_t* offset) {
+  each_unit(job, loop, kWidth * job.k * (rows / parts + 1), ith, nth, [&](int64_t position, const int64_t* offset) {
     const int64_t first = position % panels * kWidth, part = position / panels % parts;
     const Span span = share(tiles, static_cast<int>(part), static_cast<int>(parts));
-    body({{span.begin * height, std::min(span.end * height, job.m)}, first, std::min<int64_t>(kWidth, job.n - first)}, offset);
+    body({{span.begin * height, std::min(span.end * height, rows)}, first, std::min<int64_t>(kWidth, job.n - first)}, offset);
   });
 }
 

@@ -151,7 +151,7 @@ void words_product(ggml_tensor*, int ith, int nth, void* userdata) {
   const int64_t blocks = job.k / kBlock32;
   static constexpr float zeros[kWidth] = {};
   Prepared rows(job);
-  each_panel(job, 4 * kBlock, kRows, ith, nth, [&](const Panel& p, const int64_t* offset) {
+  each_panel(job, job.m, 4 * kBlock, kRows, ith, nth, [&](const Panel& p, const int64_t* offset) {
     if (!rows.take(p.rows)) return job.fail(0, "there is no memory for its rows.");
     Columns columns;
     const auto lanes = [&](int64_t n) { return static_cast<__mmask16>(n >= 16 ? 0xffff : n <= 0 ? 0 : (1 << n) - 1); };

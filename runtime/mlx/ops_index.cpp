@@ -177,8 +177,18 @@ Array scatter_reduce(Op& op) {
   return scatter(op, kinds[op.choice("reduce", {"sum", "prod", "amax", "amin"})]);
 }
 
+// The lists are for engines that compute only those rows. Nothing here reads them, so they are not computed.
+Array flatnonzero(Op& op) {
+  const Array x = mx::flatten(op.in(0));
+  const int count = x.shape(0);
+  if (op.rank() != 1 || op.shape()[0] != count) op.refuse("result " + dims_text(op.shape()) + " does not count " + dims_text(op.in(0).shape()) + ".");
+  const Array end = whole(count, mx::int64), at = mx::sort(mx::where(x, mx::arange(0, count, 1, mx::int64), end));
+  return mx::where(mx::equal(at, end), whole(-1, mx::int64), at);
+}
+
 constexpr Row kRows[] = {
     {"embedding", embedding},
+    {"flatnonzero", flatnonzero},
     {"index_select", index_select},
     {"index", index},
     {"gather", gather},

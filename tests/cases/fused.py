@@ -38,6 +38,17 @@ case("rope", rope, "a vector", x="8", c="8", s="8")
 case("rope", rope, "rank 5", x="b 1 2 n 4", c="n 4", s="n 4", n=N, b=B)
 case("rope", rope, "half is a symbol", x="3 2*n", c="2*n", s="2*n", n=N)
 
+TABLE, INWARD = (torch.randn(9, k, generator=torch.Generator().manual_seed(k)) for k in (8, 9))
+
+
+def pooled(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (F.linear(F.embedding(ids, TABLE), INWARD[:, :8]).relu() * mask.unsqueeze(-1)).sum(1)
+
+
+case("flatnonzero", pooled, "rows of padding", ids="i64 <9: b n", mask="bool: b n", n=N, b=B)
+case("flatnonzero", pooled, "rows of padding, by a weight", ids="i64 <9: b n", mask="b n", n=N, b=B)
+case("flatnonzero", pooled, "no rows", ids="i64 <9: b n", mask="i64: b n", n=N0, b=B)
+
 
 def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, change: Any = lambda s: s) -> torch.Tensor:
     return torch.softmax(change(q @ k.transpose(-1, -2) * 0.3), -1) @ v
