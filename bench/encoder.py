@@ -2,12 +2,14 @@
 
     pip install 'keepdim[hf,bench]'
     python bench/encoder.py [--quick] [--peers ours,openvino] [--csv bench/encoder.csv]
+    python bench/encoder.py --even --csv even.csv                   # without padding
     python bench/encoder.py --draw                                  # only the picture, from the CSV
 
 The model is all-MiniLM-L6-v2 with pooling and normalising, f32, batch 1..32 x length 1..512. The stream has 200
 different (batch, length) pairs, drawn with a fixed seed, as traffic has them: half of the batches are single texts, the
 others log-uniform up to 32; lengths are log-normal around 40 tokens, up to 512; a batch holds texts of mixed lengths,
-padded. That makes about 70,000 tokens a pass.
+padded. That makes about 70,000 tokens a pass. With --even all texts of a batch are as long as the first, as they are
+where a server has so many that it can sort them.
 
 Each peer is set up as its own documentation says for this case. It is prepared (exported, lowered) in one process, and
 loaded and run in another, with 2 threads. The first pass meets every shape for the first time, without a warm-up and
@@ -48,24 +50,26 @@ def stream(count: int, longest: int) -> list[tuple[int, int]]:
     return list(pairs)
 
 
-def texts(batch: int, length: int, seed: int) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Tokens and mask of a padded batch: the first text fills it, the others are half as long or longer."""
+def texts(batch: int, length: int, seed: int, even: bool = False) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Tokens and mask of a padded batch: the first text fills it, the others are half as long or longer, or as long."""
     draw = numpy.random.default_rng(seed)
     ids = draw.integers(1000, 30000, (batch, length))
     real = draw.integers((length + 1) // 2, length + 1, batch)
-    real[0] = length
+    real[: batch if even else 1] = length
     mask = (numpy.arange(length) < real[:, None]).astype(numpy.int64)
     return ids * mask, mask
 
 
-def work(pairs: list[tuple[int, int]]) -> str:
+def work(pairs: list[tuple[int, int]], even: bool) -> str:
     """What a pass has to compute."""
     weights, width, layers = 10_616_832, 384, 6  # of the linear layers; of a hidden state; of attention
-    flop = sum(2 * b * n * (weights + 2 * layers * width * n) for b, n in pairs)
-    keys = sum(b * n * n for b, n in pairs)
-    hidden = sum(n * int((1 - texts(b, n, seed)[1]).sum()) for seed, (b, n) in enumerate(pairs))
-    tokens = sum(b * n for b, n in pairs)
-    return f"a pass: {tokens} tokens with padding, {flop / 1e9:.0f} GFLOP, {hidden / keys:.0%} of the scores of padding"
+
+    def of(lengths: list[int]) -> str:
+        flop = sum(2 * n * (weights + 2 * layers * width * n) for n in lengths)
+        return f"{sum(lengths)} tokens, {flop / 1e9:.0f} GFLOP"
+
+    real = [int(n) for seed, (b, n) in enumerate(pairs) for n in texts(b, n, seed, even)[1].sum(1)]
+    return f"a pass: {of(real)}; with padding {of([n for b, n in pairs for _ in range(b)])}"
 
 
 # ---------------------------------------------------------------- the peers: prepare(folder), then open(folder) → Run
@@ -227,9 +231,9 @@ PEERS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Run]]] = { 
 
 
 # ---------------------------------------------------------------- one peer, in processes of its own
-def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int) -> dict[str, Any]:
+def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int, even: bool) -> dict[str, Any]:
     """Load the peer and run the stream; its results go to `folder` as name.npy."""
-    inputs = [texts(batch, length, seed) for seed, (batch, length) in enumerate(pairs)]
+    inputs = [texts(batch, length, seed, even) for seed, (batch, length) in enumerate(pairs)]
     start = time.perf_counter()
     run = PEERS[name][2](folder)
     load = time.perf_counter() - start
@@ -319,6 +323,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
     parser.add_argument("--quick", action="store_true", help="20 short shapes and one steady pass; no CSV, no picture")
+    parser.add_argument("--even", action="store_true", help="the texts of a batch are all as long: no padding")
     parser.add_argument("--draw", action="store_true", help="draw the picture of the CSV that is there")
     parser.add_argument("--peers", default=",".join(PEERS), help="some of " + ", ".join(PEERS))
     for hidden in ("--prepare", "--run", "--folder"):  # how it calls itself
@@ -328,7 +333,7 @@ def main() -> None:
     if args.prepare:
         PEERS[args.prepare][1](Path(args.folder))
     elif args.run:
-        found = measure(args.run, Path(args.folder), pairs, 1 if args.quick else PASSES)
+        found = measure(args.run, Path(args.folder), pairs, 1 if args.quick else PASSES, args.even)
         (Path(args.folder) / f"{args.run}.json").write_text(json.dumps(found))
     elif args.draw:
         draw(args.csv)
@@ -339,11 +344,12 @@ def main() -> None:
 def report(args: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:
     from overhead import machine  # beside this file
 
-    print(work(pairs), flush=True)
+    print(work(pairs, args.even), flush=True)
     names = ["eager", *(n for n in args.peers.split(",") if n != "eager")]  # the others are compared with it
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        peers = [Peer(name, __file__, Path(folder), ["--quick"] if args.quick else []) for name in names]
+        options = [option for option in ("quick", "even") if getattr(args, option)]
+        peers = [Peer(name, __file__, Path(folder), [f"--{option}" for option in options]) for name in names]
         prepared = dict.fromkeys(names, 0.0)
         for peer in peers:
             print(f"preparing {peer.name}", file=sys.stderr, flush=True)

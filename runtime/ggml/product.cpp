@@ -1,5 +1,7 @@
 // A matrix product of our own, for what ggml's takes only after copies or slowly: a second operand along n, rows of
 // any length, batches. Panels of the second operand are packed once when it is a weight, else as they are needed.
+#include <tuple>
+
 #include "tile.h"
 
 namespace keepdim::ggml {
@@ -38,45 +40,70 @@ void unpack(float* panel, const ProductJob& job, const char* b, int64_t depth, i
   }
 }
 
-// Rows of the first operand that do not follow each other are copied, once for all panels of the result that a thread makes
-// of them. So are rows at multiples of a page: they are in the same few places of the first cache, where they push each
-// other out.
+// Where a thread reads the rows of the first operand, a tile at a time. Those of a tile that do not follow each other are
+// copied, once for all panels of the result that the thread makes of them. So are rows at multiples of a page: they are in
+// the same few places of the first cache, where they push each other out.
 class Apart {
  public:
-  // Where the first of these rows begins and the pitch, in bytes; nullptr where there is no memory.
-  std::pair<const char*, int64_t> operator()(const ProductJob& job, const Rows& rows, const char* a, Span some) {
-    const int64_t count = some.end - some.begin, pitch = job.k + kVector;
-    const bool adjoin = rows.adjoin(some);
-    const bool close = job.a_row && job.a_row % 4096 == 0 && job.a_step == sizeof(float) && count > 4 && count * pitch <= kMost;
-    const char* first = a + rows[some.begin] * job.a_row;
-    float* copy = !adjoin || close ? scratch(count * pitch) : nullptr;
-    if (!copy) {
-      copied_ = nullptr;
-      return {adjoin ? first : nullptr, job.a_row};
+  Apart(const ProductJob& job, const Rows& rows) : job_(job), rows_(rows), pitch_(job.k + kVector) {}
+
+  // Takes some rows of the matrix at `a`. False where there is no memory for those that have to be copied.
+  bool take(const char* a, Span some) {
+    if (a == a_ && some.begin == some_.begin) return true;
+    const int64_t count = some.end - some.begin;
+    const bool few = count <= 4 || count * pitch_ > kMost;
+    close_ = !few && job_.a_row && job_.a_row % 4096 == 0 && job_.a_step == sizeof(float);
+    a_ = a;
+    some_ = some;
+    if (!close_ && rows_.adjoin(some)) return true;
+    copy_ = scratch(count * pitch_);
+    if (!copy_ && rows_.adjoin(some)) close_ = false;
+    else if (!copy_) return false;
+    for (int64_t r = some.begin; r < some.end; r += kHeight) {
+      const Span tile{r, std::min(r + kHeight, some.end)};
+      for (int64_t i = r; i < tile.end && in_copy(tile); ++i)
+        std::memcpy(copy_ + (i - some.begin) * pitch_, a + rows_[i] * job_.a_row, job_.k * sizeof(float));
     }
-    if (first != copied_)
-      for (int64_t r = 0; r < count; ++r)
-        std::memcpy(copy + r * pitch, a + rows[some.begin + r] * job.a_row, job.k * sizeof(float));
-    copied_ = first;
-    return {reinterpret_cast<const char*>(copy), pitch * static_cast<int64_t>(sizeof(float))};
+    return true;
+  }
+
+  // Where the first row of a tile begins and the pitch, in bytes.
+  std::pair<const char*, int64_t> at(Span tile) const {
+    if (!in_copy(tile)) return {a_ + rows_[tile.begin] * job_.a_row, job_.a_row};
+    return {reinterpret_cast<const char*>(copy_ + (tile.begin - some_.begin) * pitch_), pitch_ * sizeof(float)};
   }
 
  private:
   static constexpr int64_t kMost = 1 << 21;  // floats: what a thread keeps for it stays small
-  const char* copied_ = nullptr;
+  bool in_copy(Span tile) const { return close_ || !rows_.adjoin(tile); }
+
+  const ProductJob& job_;
+  const Rows& rows_;
+  const int64_t pitch_;
+  const char* a_ = nullptr;
+  Span some_{0, 0};
+  float* copy_ = nullptr;
+  bool close_ = false;
 };
 
-// What one panel's product needs to know: operands at its first element, the first operand at its first row.
+// What one panel's product needs to know: the result and the second operand at its first element.
 struct Part {
   float* y;
-  const char* a;
-  int64_t a_row;
   const char* b;
   const float *packed, *bias;
   const Rows& rows;
-  Span some;  // of the rows
+  const Apart& first;  // operand
+  Span some;           // of the rows
   int64_t columns;
 };
+
+void copy_columns(float* y, const float* x, int64_t columns) {
+  if (columns < kWidth) {
+    std::memcpy(y, x, columns * sizeof(float));
+    return;
+  }
+  for (int c = 0; c < kWidth; c += kVector) store(y + c, load(x + c));
+}
 
 void panel_product(const ProductJob& job, const Part& part) {
   alignas(64) float panel[kDepth * kWidth], own[kHeight * kWidth] = {};
@@ -92,7 +119,6 @@ void panel_product(const ProductJob& job, const Part& part) {
     tile.depth = span.end - k;
     tile.columns = part.columns;
     const bool activated = job.activation && s + 1 == slices;
-    tile.a_row = part.a_row;
     tile.a_step = job.a_step;
     tile.b_step = kWidth;
     if (part.packed) {
@@ -121,16 +147,17 @@ void panel_product(const ProductJob& job, const Part& part) {
         __builtin_prefetch(row(i) + kVector, 1);
       }
       if (k && !adjoin) {
-        for (int64_t i = 0; i < height; ++i) std::memcpy(own + i * kWidth, row(i), part.columns * sizeof(float));
+        for (int64_t i = 0; i < height; ++i) copy_columns(own + i * kWidth, row(i), part.columns);
         tile.start = own;
         tile.start_pitch = kWidth;
       }
-      tile.a = part.a + (r - part.some.begin) * part.a_row + k * job.a_step;
+      std::tie(tile.a, tile.a_row) = part.first.at({r, r + height});
+      tile.a += k * job.a_step;
       if (part.columns == kWidth) multiply_rows<2, true>(tile, height);
       else multiply_rows<2, false>(tile, height);
       if (!aside) continue;
       if (activated) activate(job, own, kWidth, height, kWidth);
-      for (int64_t i = 0; i < height; ++i) std::memcpy(row(i), own + i * kWidth, part.columns * sizeof(float));
+      for (int64_t i = 0; i < height; ++i) copy_columns(row(i), own + i * kWidth, part.columns);
     }
   }
 }
@@ -141,16 +168,15 @@ void product(ggml_tensor*, int ith, int nth, void* userdata) {
   auto* y = static_cast<float*>(job.data[0]);
   for_others(rows, share(job.m, ith, nth), [&](int64_t r) { std::fill_n(y + r * job.n, job.n, 0.0f); });
   if (rows.count == 0) return;
-  Apart apart;
+  Apart first(job, rows);
   // What has to be widened first is read for more rows at a time.
   const int64_t block = job.stored ? 4 * kBlock : kBlock;
   each_panel(job, rows.count, block, kHeight, ith, nth, [&](const Panel& p, const int64_t* offset) {
-    const auto [a, a_row] = apart(job, rows, at<char>(job.data[1], offset[1]), p.rows);
-    if (!a) return job.fail(0, "there is no memory for its rows.");
-    panel_product(job, {at<float>(job.data[0], offset[0]), a, a_row,
-                        job.packed ? nullptr : at<char>(job.data[2], offset[2]),
+    if (!first.take(at<char>(job.data[1], offset[1]), p.rows)) return job.fail(0, "there is no memory for its rows.");
+    panel_product(job, {at<float>(job.data[0], offset[0]), job.packed ? nullptr : at<char>(job.data[2], offset[2]),
                         job.packed ? job.packed + p.first * job.k : nullptr,
-                        job.data[3] ? static_cast<const float*>(job.data[3]) + p.first : nullptr, rows, p.rows, p.columns});
+                        job.data[3] ? static_cast<const float*>(job.data[3]) + p.first : nullptr, rows, first, p.rows,
+                        p.columns});
   });
 }
 
