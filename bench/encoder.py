@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import random
 import sys
 import tempfile
@@ -357,6 +358,7 @@ def report(args: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:
                 start = time.perf_counter()
                 peer.prepare()
                 prepared[peer.name] = time.perf_counter() - start
+        os.sync()  # files of some hundred MB would be written half a minute later, in somebody's first pass
         for peer in peers:
             peer.load()
         for i in range(1 + (1 if args.quick else PASSES)):
