@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engines import BACKENDS
-from programs import after, nodes
+from programs import after, nodes, weights_of
 from torch import nn
 from torch.export import Dim
 
 import keepdim
 from keepdim import _native, reference
 from keepdim.passes import clean, padding
-from keepdim.program import Program
+from keepdim.program import Program, verify
 from keepdim.pte import delegates
 from keepdim.text import parse_program
 
@@ -302,3 +302,121 @@ def test_positions_in_order_are_a_view() -> None:
     }  # fmt: skip
     for name, other in kept.items():
         assert "y = index(x, a, b) {dims=[0, 1]}" in nodes(after(other, clean.remove_noops, head)), name
+
+
+EMBEDDED = """keepdim program 1
+symbol n: 1..64 from ids.size(0) = (1) * n + (0)
+symbol p: 1..64 from ids.size(1) = (1) * p + (0)
+input ids: i64[n, p]
+input mask: i64[n, p]
+const table: f32[50, 8] @ t
+const w: f32[8, 8] @ w
+e: f32[n, p, 8] = embedding(table, ids)
+x: f32[n, p, 8] = linear(e, w)
+"""
+POOL = """c: f32[n, p, 1] = cast(m)
+y: f32[n, p, 8] = mul(x, c)
+z: f32[n, 8] = sum(y) {dims=[1]}
+output z: f32[n, 8] = z
+"""
+
+
+def skipped(text: str, takes: Any = lambda p: True) -> list[str]:
+    """The nodes after the pass, which gives the same numbers."""
+    p = parse_program(text)
+    weights = weights_of(p)
+    q, _ = padding.skip_padding(p, weights, takes)
+    for b, n in ((1, 1), (3, 17), (64, 64), (3, 17)):
+        for mask in masks(b, n).values():
+            ins = [torch.randint(50, (b, n)), mask]
+            for a, c in zip(reference.run(p, weights, ins), reference.run(verify(q), weights, ins), strict=True):
+                torch.testing.assert_close(a, c, equal_nan=True)
+    return nodes(q)
+
+
+def test_a_mask_that_is_made_later_comes_first() -> None:
+    """It is computed from inputs alone; the list of its rows needs it before the layer."""
+    text = EMBEDDED + "s: bool[n, p] = ne(ids) {other=0}\nm: bool[n, p, 1] = reshape(s)\n" + POOL
+    assert skipped(text)[:4] == [
+        "e = embedding(table, ids)", "s = ne(ids) {other=0}", "s.rows = flatnonzero(s)", "x = linear(e, w, -, s.rows)",
+    ]  # fmt: skip
+
+
+def test_a_mask_of_the_layer_itself_is_none() -> None:
+    """What is multiplied by what it is made of: there is no list before it is there."""
+    text = (
+        EMBEDDED
+        + """h: f32[n, p, 8] = relu(x)
+y: f32[n, p, 8] = mul(h, h)
+z: f32[n, 8] = sum(y) {dims=[1]}
+output z: f32[n, 8] = z
+"""
+    )
+    assert not any("rows" in line for line in skipped(text))
+
+
+READERS = {
+    "divided by": ("r: f32[n, p, 8] = reciprocal(y)", "output r: f32[n, p, 8] = r", False),
+    "a result": ("", "output r: f32[n, p, 8] = y", False),
+    "another sum": ("r: f32[p, 8] = sum(y) {dims=[0]}", "output r: f32[p, 8] = r", True),
+}
+
+
+@pytest.mark.parametrize("node, result, taken", READERS.values(), ids=READERS)
+def test_a_product_with_a_mask_is_only_added_up(node: str, result: str, taken: bool) -> None:
+    """0 times a negative number is -0, and 1 / -0 is another infinity."""
+    pooled, output = POOL.split("output")
+    lines = EMBEDDED + "m: i64[n, p, 1] = reshape(mask)\n" + pooled + f"{node}\noutput{output}{result}\n"
+    text = "\n".join(line for line in lines.splitlines() if line) + "\n"
+    assert ("x = linear(e, w, -, mask.rows)" in skipped(text)) == taken
+
+
+def test_an_engine_that_takes_some_of_the_nodes() -> None:
+    """What is left is a valid Program."""
+    text = (
+        EMBEDDED.replace("x: f32", "v: f32")
+        + """u: f32[n, p, 8] = linear(v, w)
+x: f32[n, p, 8] = linear(u, w)
+m: i64[n, p, 1] = reshape(mask)
+"""
+        + POOL
+    )
+
+    def takes(p: Program) -> bool:
+        return p.nodes[0].op != "linear" or p.contract.outputs[0].name == "u"
+
+    marked_nodes = [line for line in skipped(text, takes) if "mask.rows" in line]
+    assert marked_nodes == ["mask.rows = flatnonzero(mask.bool)", "u = linear(v, w, -, mask.rows)"]
+    assert not any("rows" in line for line in skipped(text, lambda p: False))
+
+
+def test_attention_without_heads() -> None:
+    """Has no rows that are listed."""
+    text = """keepdim program 1
+symbol n: 1..64 from ids.size(1) = (1) * n + (0)
+input ids: i64[1, n]
+input mask: i64[1, n]
+const table: f32[50, 8] @ t
+f: i64[n] = reshape(ids)
+k: i64[n] = reshape(mask)
+e: f32[n, 8] = embedding(table, f)
+b: bool[n] = cast(k)
+h: bool[1, n] = reshape(b)
+a: f32[n, 8] = sdpa(e, e, e, h)
+g: i64[n, 1] = reshape(k)
+c: f32[n, 1] = cast(g)
+y: f32[n, 8] = mul(a, c)
+z: f32[8] = sum(y) {dims=[0]}
+output z: f32[8] = z
+"""
+    p = parse_program(text)
+    q, _ = padding.skip_padding(p, weights_of(p))
+    assert nodes(q) == nodes(p)
+
+
+def test_a_list_for_sums_of_nothing_is_checked_too() -> None:
+    """k is 0: its size says nothing about how many rows there are."""
+    text = LINEAR.format(k=0, width=4, dtype="f32", activation="").replace("rows: i64[b*n]", "rows: i64[1]")
+    run = _native.Delegate("ggml", parse_program(text).to_json(), {"w": b"", "c": bytes(16)}).run
+    with pytest.raises(_native.Error, match="do not list the"):
+        run([numpy.zeros((2, 300, 0), numpy.float32), numpy.zeros(1, numpy.int64)])

@@ -17,6 +17,7 @@ from .graph import Graph
 LARGEST = {"f64": 1e300, "f32": 1e38, "bf16": 1e38, "f16": 3e4}  # below the dtypes' own: sums round
 NARROWS = ("relu", "gelu", "silu", "tanh", "sigmoid", "neg", "abs", "erf")  # |f(x)| <= max(|x|, 1), each element
 TINY = 1e-30
+SLACK = 1e6  # rounding: of nearly equal numbers the variance can come out as 0, and what is left of them is not
 VIEWS = ("reshape", "permute", "expand", "slice", "select")
 
 
@@ -50,7 +51,7 @@ class Magnitudes:
         v = self._g.values[i]
         w = self._tensor(i)
         if w is not None and w.numel():
-            return _number(w.double().abs().max())
+            return _number(w.abs().max() if w.is_floating_point() else w.double().abs().max())
         return _by_dtype(v.dtype)
 
     def _tensor(self, i: int) -> torch.Tensor | None:
@@ -74,7 +75,7 @@ class Magnitudes:
         if w is None or not w.numel():
             return math.inf
         x, _, bias = (*self.ins(n), 0.0)[:3]
-        return max(_number(w.double().abs().sum(-1).max()) * x + bias, 1.0)  # 1: an activation's
+        return max(_number(w.abs().sum(-1, dtype=torch.float64).max()) * x + bias, 1.0)  # 1: an activation's
 
     def norm(self, n: Node) -> float:
         """A row is scaled to a mean square of 1; its squares have to be finite too."""
@@ -82,7 +83,7 @@ class Magnitudes:
         x, weight, bias = (*self.ins(n), 0.0, 0.0)[:3]
         scale = weight if len(n.ins) > 1 and n.ins[1] != NONE else 1.0
         fine = x * x * size < self._largest(n) and n.attrs["eps"] > TINY  # a row of zeros is divided by its root
-        return math.sqrt(size) * scale + bias if fine else math.inf
+        return SLACK * math.sqrt(size) * scale + bias if fine else math.inf
 
     def attention(self, n: Node) -> float:
         """A mean of the values, where the scores are finite, and a mask only hides."""

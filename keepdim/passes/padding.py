@@ -7,13 +7,14 @@ list of the rows that somebody reads.
 
 The proof has two halves. Backwards from the results: a value's rows are unread where each reader multiplies them by 0,
 hides them from every query, or computes rows of its own from them that are unread too. And all that is multiplied by 0
-is finite whatever the inputs are (`magnitude`): 0 * inf is NaN, and has to stay so. What may differ is the sign of a 0.
+is finite whatever the inputs are (`magnitude`): 0 * inf is NaN, and has to stay so. 0 times a negative number is -0, so
+what is multiplied may only be added up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,15 +23,17 @@ from msgspec.structs import replace
 from ..dims import Dim
 from ..ops import Shape
 from ..program import NONE, Node, Program, walk
-from .graph import Graph, Takes, anything
+from .graph import Graph, Takes, anything, drop_dead
 from .magnitude import LARGEST, NARROWS, Magnitudes
 
 PLACE = {"linear": 3, "sdpa": 4}  # of the operand that lists the rows
 
 
-def _row_axes(op: str, rank: int) -> tuple[int, ...]:
+def _row_axes(op: str, rank: int) -> tuple[int, ...] | None:
     """The axes of an op's result that its rows are counted along, in order: attention's heads are no rows."""
-    return (*range(rank - 3), rank - 2) if op == "sdpa" else tuple(range(rank - 1))
+    if op == "sdpa":
+        return (*range(rank - 3), rank - 2) if rank > 2 else None
+    return tuple(range(rank - 1))
 
 
 class Rows(NamedTuple):
@@ -48,43 +51,63 @@ def skip_padding(
     for n in p.nodes:
         g.put(n)
     unread = _unread(g, p, Magnitudes(g, weights))
-    listed: dict[int, int] = {}  # of a mask, the list of its rows
-    nodes = list[Node]()
+    lists: dict[int, list[Node]] = {}  # of a mask: what makes the list of its rows
+    nodes, done = list[Node](), set[int]()  # with the values that they make
 
-    def rows_of(mask: int) -> list[Node]:
-        name, dims = g.values[mask].name, g.dims(mask)
-        made = list[Node]()
-        if g.dtype(mask) != "bool":
-            as_bool = g.temp(f"{name}.bool", Shape("bool", dims))
-            made.append(Node("cast", (mask,), (as_bool,)))
-            mask = as_bool
-        count = math.prod(dims[1:], start=dims[0])
-        made.append(Node("flatnonzero", (mask,), (g.temp(f"{name}.rows", Shape("i64", (count,))),)))
-        return made
+    def put(*new: Node) -> None:
+        nodes.extend(new)
+        done.update(i for n in new for i in n.outs)
 
     for n in p.nodes:
         place = PLACE.get(n.op)
         rows = unread.get(n.outs[0]) if place is not None and len(n.ins) <= place else None
-        if place is None or rows is None or rows.axes != _row_axes(n.op, len(g.dims(n.outs[0]))):
-            nodes.append(n)
+        if place is not None and rows is not None and rows.axes == _row_axes(n.op, len(g.dims(n.outs[0]))):
+            if rows.mask not in lists:
+                lists[rows.mask] = _list(g, rows.mask)
+            made = lists[rows.mask]
+            marked = replace(n, ins=(*n.ins, *[NONE] * (place - len(n.ins)), made[-1].outs[0]))
+            first = _first(g, rows.mask, done)
+            if first is not None and all(takes(g.alone(m)) for m in (*made, marked)):
+                put(*first, *(m for m in made if m.outs[0] not in done), marked)
+                continue
+        if not n.outs or n.outs[0] not in done:
+            put(n)
+    values = tuple(g.values[len(p.contract.inputs) :])
+    return drop_dead(replace(p, values=values, nodes=tuple(nodes))), weights
+
+
+def _list(g: Graph, mask: int) -> list[Node]:
+    """Nodes that list the rows where a mask is not 0."""
+    name, dims, made = g.values[mask].name, g.dims(mask), list[Node]()
+    if g.dtype(mask) != "bool":
+        as_bool = g.temp(f"{name}.bool", Shape("bool", dims))
+        made.append(Node("cast", (mask,), (as_bool,)))
+        mask = as_bool
+    count = math.prod(dims[1:], start=dims[0])
+    return [*made, Node("flatnonzero", (mask,), (g.temp(f"{name}.rows", Shape("i64", (count,))),))]
+
+
+def _first(g: Graph, value: int, done: Collection[int]) -> list[Node] | None:
+    """Nodes that have to come first for a value to be there, in order; None where one of them should not be moved."""
+    needed, left = dict[int, Node](), [value]
+    while left:
+        i = left.pop()
+        n = g.made.get(i)
+        if n is None or i in done or i in needed:
             continue
-        new = [] if rows.mask in listed else rows_of(rows.mask)
-        at = listed.get(rows.mask, new[-1].outs[0] if new else NONE)
-        marked = replace(n, ins=(*n.ins, *[NONE] * (place - len(n.ins)), at))
-        if all(takes(g.alone(m)) for m in (*new, marked)):
-            listed[rows.mask] = at
-            nodes += [*new, marked]
-        else:
-            nodes.append(n)
-    if listed:
-        p = replace(p, values=tuple(g.values[len(p.contract.inputs) :]), nodes=tuple(nodes))
-    return p, weights
+        if n.op in PLACE or n.regions or any(g.values[k].kind == "state" for k in n.ins if k != NONE):
+            return None
+        needed[i] = n
+        left += n.ins
+    return [n for n in g.p.nodes if n.outs and n.outs[0] in needed]
 
 
 # ---------------------------------------------------------------- which rows are read
 def _unread(g: Graph, p: Program, bounds: Magnitudes) -> dict[int, Rows]:
     """Values of which no result depends on the rows where a mask is 0."""
     found: dict[int, Rows | None] = dict.fromkeys(p.results)
+    readers = [(i, m.op) for m in p.walk() for i in (*m.ins, *(i for r in m.regions for i in r.results))]
+    added = {i for i, _ in readers} - {i for i, op in readers if op not in ("sum", "mean")} - {*p.results}
 
     def say(i: int, rows: Rows | None) -> None:
         found[i] = rows if found.get(i, rows) == rows else None
@@ -93,21 +116,25 @@ def _unread(g: Graph, p: Program, bounds: Magnitudes) -> dict[int, Rows]:
         plain = len(n.outs) == 1 and not n.regions
         for k, i in enumerate(n.ins):
             if i != NONE:
-                say(i, _of_operand(g, bounds, n, k, found.get(n.outs[0])) if plain else None)
+                adds = plain and n.outs[0] in added
+                say(i, _of_operand(g, bounds, n, k, found.get(n.outs[0]), adds) if plain else None)
         for m in walk([n]) if n.regions else ():
             for i in (*m.ins, *(i for r in m.regions for i in r.results)):
                 say(i, None)
     return {i: rows for i, rows in found.items() if rows is not None}
 
 
-def _of_operand(g: Graph, bounds: Magnitudes, n: Node, k: int, made: Rows | None) -> Rows | None:
-    """Which rows of operand k this node does not read, given those of its result that nobody does."""
+def _of_operand(g: Graph, bounds: Magnitudes, n: Node, k: int, made: Rows | None, adds: bool) -> Rows | None:
+    """Which rows of operand k this node does not read, given those of its result that nobody does.
+
+    `adds`: the result is only added up, which does not tell a 0 from a -0.
+    """
     x, out = g.dims(n.ins[k]), g.dims(n.outs[0])
-    if n.op == "mul" and len(n.ins) == 2 and bounds.finite(n.ins[k]):
+    if n.op == "mul" and len(n.ins) == 2 and adds:
         other = n.ins[1 - k]
         for zero in _zeros(g, other):  # both counted from the end, as they are broadcast
             rows = _shifted(zero, len(x) - len(g.dims(other)))
-            if _has(g, x, rows):
+            if _has(g, x, rows) and bounds.finite(n.ins[k]):
                 return rows
     if n.op == "sdpa" and k in (1, 2):
         return _hidden(g, bounds, n, k)
@@ -166,13 +193,13 @@ def _before(x: Sequence[Dim], out: Sequence[Dim], axes: Sequence[int]) -> tuple[
 def _hidden(g: Graph, bounds: Magnitudes, n: Node, k: int) -> Rows | None:
     """Keys or values that attention hides from every query: they weigh 0, in a softmax that gives no NaN."""
     mask = n.ins[3] if len(n.ins) > 3 else NONE
-    if mask == NONE or g.dtype(mask) != "bool" or n.attrs.get("safe") is False or not bounds.finite(n.outs[0]):
+    if mask == NONE or g.dtype(mask) != "bool" or n.attrs.get("safe") is False:
         return None
     rank, x = len(g.dims(n.outs[0])), g.dims(n.ins[k])
     for zero in _zeros(g, mask) if len(x) == rank else []:
         axes = _shifted(zero, rank - len(g.dims(mask))).axes  # of the scores [.., queries, keys]
         rows = Rows(zero.mask, tuple(rank - 2 if a == rank - 1 else a for a in axes))
-        if rank - 1 in axes and rank - 2 not in axes and _has(g, x, rows):
+        if rank - 1 in axes and rank - 2 not in axes and _has(g, x, rows) and bounds.finite(n.outs[0]):
             return rows
     return None
 

@@ -142,9 +142,9 @@ Tensor linear(Build& b) {
   if (!same_dims(expected, out)) b.refuse("result " + dims_text(out) + " is not " + dims_text(expected) + ".");
   if (b.has(2) && (b.in(2).rank != 1 || b.in(2).dims[0] != w.dims[0]))
     b.refuse("bias " + dims_text(b.in(2)) + " does not fit weight " + dims_text(w) + ".");
-  if (b.has(3) && (b.in(3).rank != 1 || b.in(3).count() * x.dims[x.rank - 1] != x.count()))
-    b.refuse(dims_text(b.in(3)) + " do not list the rows of " + dims_text(x) + ".");
   if (out.count() == 0) return out;
+  if (b.has(3) && (b.in(3).rank != 1 || b.in(3).count() * w.dims[0] != out.count()))
+    b.refuse(dims_text(b.in(3)) + " do not list the rows of " + dims_text(x) + ".");
   Operands p = operands(b);
   p.x = b.cast(x, p.out.dtype);
   if (b.has(2)) p.bias = b.cast(b.in(2), p.out.dtype);
