@@ -52,13 +52,17 @@ class Apart {
     if (a == a_ && some.begin == some_.begin) return true;
     const int64_t count = some.end - some.begin;
     const bool few = count <= 4 || count * pitch_ > kMost;
+    const bool adjoin = rows_.adjoin(some);
     close_ = !few && job_.a_row && job_.a_row % 4096 == 0 && job_.a_step == sizeof(float);
+    copy_ = close_ || !adjoin ? scratch(count * pitch_) : nullptr;
+    if (!copy_ && !adjoin) {
+      a_ = nullptr;  // none are taken, so the next panel asks again
+      return false;
+    }
+    close_ = close_ && copy_;
     a_ = a;
     some_ = some;
-    if (!close_ && rows_.adjoin(some)) return true;
-    copy_ = scratch(count * pitch_);
-    if (!copy_ && rows_.adjoin(some)) close_ = false;
-    else if (!copy_) return false;
+    if (!copy_) return true;
     for (int64_t r = some.begin; r < some.end; r += kHeight) {
       const Span tile{r, std::min(r + kHeight, some.end)};
       for (int64_t i = r; i < tile.end && in_copy(tile); ++i)

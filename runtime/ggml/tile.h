@@ -166,8 +166,9 @@ struct Panel {
   int64_t first, columns;
 };
 
-// Calls body(panel, offsets) for every panel of a result of so many rows, this thread's share of them. The rows are cut where the cache
-// asks for it, at so many elements of the first operand, and further when there is too little else to share out.
+// Calls body(panel, offsets) for every panel of a result of so many rows, this thread's share of them. The rows are cut
+// where the cache asks for it, at so many elements of the first operand, and further when there is too little else to
+// share out.
 template <class Body>
 void each_panel(const ProductJob& job, int64_t rows, int64_t block, int64_t height, int ith, int nth, Body&& body) {
   const int64_t panels = (job.n + kWidth - 1) / kWidth, tiles = (rows + height - 1) / height;
