@@ -246,7 +246,13 @@ def test_queries_of_attention(heads: int) -> None:
     judge(parse_program(ATTENTION.format(heads=heads)), {})
 
 
-BAD = {"not in order": [3, 1, -1], "twice": [1, 1, -1], "beyond": [0, 6, -1], "negative": [-5, 1, -1]}
+BAD = {
+    "not in order": [3, 1, -1],
+    "twice": [1, 1, -1],
+    "beyond": [0, 6, -1],
+    "negative": [-5, 1, -1],
+    "far beyond": [2**63 - 1, 1, -1],
+}
 
 
 @pytest.mark.parametrize("rows", BAD.values(), ids=BAD)

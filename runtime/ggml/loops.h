@@ -140,7 +140,7 @@ inline Rows rows_of(const Job& job, const void* operand, int64_t most) {
   if (!list) return {nullptr, most};
   const int64_t count = std::find(list, list + most, -1) - list;
   bool fine = true;
-  for (int64_t i = 0; i < count; ++i) fine = fine & (list[i] >= (i ? list[i - 1] + 1 : 0)) & (list[i] < most);
+  for (int64_t i = 0, before = -1; i < count; before = list[i++]) fine = fine & (list[i] > before) & (list[i] < most);
   if (!fine) job.fail(0, "what lists its rows is not in order, or beyond them.");
   return {list, fine ? count : 0};
 }
