@@ -125,21 +125,21 @@ void attend(const Unit& u, Panel& p, int64_t first, int64_t keys) {
                         job.value_width, u.v_step);
 }
 
+// The lanes of two vectors in turn, from one on.
+template <int first>
+struct InTurn {
+  static constexpr int lane(int i) { return i / 2 + i % 2 * kVector + first; }
+};
+
 // Rows become columns and columns rows, in as many passes as the lanes have bits.
 void transpose(Vector (&x)[kVector]) {
-  using Index = int32_t __attribute__((vector_size(sizeof(Vector))));
-  Index low, high;
-  for (int i = 0; i < kVector; ++i) {
-    low[i] = i / 2 + i % 2 * kVector;
-    high[i] = low[i] + kVector / 2;
-  }
   Vector y[kVector];
 #pragma GCC unroll 4
   for (int lanes = 1; lanes < kVector; lanes *= 2) {
 #pragma GCC unroll 16
     for (int i = 0; i < kVector / 2; ++i) {
-      y[2 * i] = __builtin_shuffle(x[i], x[i + kVector / 2], low);
-      y[2 * i + 1] = __builtin_shuffle(x[i], x[i + kVector / 2], high);
+      y[2 * i] = shuffled<InTurn<0>>(x[i], x[i + kVector / 2]);
+      y[2 * i + 1] = shuffled<InTurn<kVector / 2>>(x[i], x[i + kVector / 2]);
     }
     for (int i = 0; i < kVector; ++i) x[i] = y[i];
   }

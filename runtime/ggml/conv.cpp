@@ -337,16 +337,17 @@ struct Band {
                      c / along.stride;
       }
     using Lanes = VectorOf<T>;
+    using Anywhere = typename Register<T>::Anywhere;
     constexpr int64_t width = Register<T>::count;
     static_assert(kLong % (4 * width) == 0);
     for (int64_t i = 0; i < count * pitch; i += 4 * width) {
       Lanes s0 = Lanes{} + bias, s1 = s0, s2 = s0, s3 = s0;
       for (int64_t k = 0; k < taps; ++k) {
         const T factor = weight[k];
-        const auto* from = reinterpret_cast<const Lanes*>(image + shift[k] + i);
+        const auto* from = reinterpret_cast<const Anywhere*>(image + shift[k] + i);
         s0 += factor * from[0], s1 += factor * from[1], s2 += factor * from[2], s3 += factor * from[3];
       }
-      auto* to = reinterpret_cast<Lanes*>(made + i);
+      auto* to = reinterpret_cast<Anywhere*>(made + i);
       to[0] = s0, to[1] = s1, to[2] = s2, to[3] = s3;
     }
   }

@@ -69,19 +69,21 @@ struct Queries {
 
 constexpr int64_t whole(int64_t n) { return (n + kVector - 1) / kVector * kVector; }
 
-using Index = int32_t __attribute__((vector_size(sizeof(Vector))));
+// The lanes of a and b in fours: the first two of each in turn, or its last two.
+template <int first>
+struct OfFour {
+  static constexpr int lane(int i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * kVector + first; }
+};
+// Every other four of the lanes of a and b.
+template <int first>
+struct Fours {
+  static constexpr int lane(int i) { return i / 4 * 8 + i % 4 + first; }
+};
 
 // The sums over the lanes of each of x: first within fours of lanes, then over those.
 Vector across(const Vector (&x)[kVector]) {
-#ifdef __AVX512F__
-  constexpr Index low = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29}, high = low + 2;
-  constexpr Index even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}, odd = even + 4;
-#else
-  constexpr Index low = {0, 8, 1, 9, 4, 12, 5, 13}, high = low + 2;
-  constexpr Index even = {0, 1, 2, 3, 8, 9, 10, 11}, odd = even + 4;
-#endif
-  const auto halves = [&](Vector a, Vector b) { return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high); };
-  const auto pairs = [&](Vector a, Vector b) { return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd); };
+  const auto halves = [&](Vector a, Vector b) { return shuffled<OfFour<0>>(a, b) + shuffled<OfFour<2>>(a, b); };
+  const auto pairs = [&](Vector a, Vector b) { return shuffled<Fours<0>>(a, b) + shuffled<Fours<4>>(a, b); };
   const auto four = [&](int i) { return halves(halves(x[i], x[i + 2]), halves(x[i + 1], x[i + 3])); };
   if constexpr (kVector == 16) return pairs(pairs(four(0), four(4)), pairs(four(8 % kVector), four(12 % kVector)));
   else return pairs(four(0), four(4));

@@ -263,7 +263,7 @@ T wrap(T a, T b, Op op) {
 
 struct Add { template <class T> static T f(T a, T b) { return wrap(a, b, [](auto x, auto y) { return x + y; }); } };
 struct Mul { template <class T> static T f(T a, T b) { return wrap(a, b, [](auto x, auto y) { return x * y; }); } };
-struct Maximum { template <class T> static T f(T a, T b) { return (a > b) | (a != a) ? a : b; } };  // a NaN wins
-struct Minimum { template <class T> static T f(T a, T b) { return (a < b) | (a != a) ? a : b; } };
+struct Maximum { template <class T> static T f(T a, T b) { return ((a > b) | (a != a)) ? a : b; } };  // a NaN wins
+struct Minimum { template <class T> static T f(T a, T b) { return ((a < b) | (a != a)) ? a : b; } };
 
 }  // namespace keepdim::ggml

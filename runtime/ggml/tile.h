@@ -15,42 +15,48 @@ constexpr int kHeight = 6, kVector = 8;
 #endif
 constexpr int kWidth = 2 * kVector;
 
-// A register of T, at any address.
+// A register of T, and the same at any address: only memory has that type, since a compiler may forget its alignment.
 template <class T>
 struct Register {
   static constexpr int count = kVector * sizeof(float) / sizeof(T);
-  typedef T Vector __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(T)), may_alias));
+  typedef T Vector __attribute__((vector_size(kVector * sizeof(float))));
+  typedef T Anywhere __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(T)), may_alias));
 };
 template <class T>
 using VectorOf = typename Register<T>::Vector;
 template <class T>
-VectorOf<T> load_vector(const T* x) { return *reinterpret_cast<const VectorOf<T>*>(x); }
+VectorOf<T> load_vector(const T* x) { return *reinterpret_cast<const typename Register<T>::Anywhere*>(x); }
 template <class T>
-void store_vector(T* y, VectorOf<T> x) { *reinterpret_cast<VectorOf<T>*>(y) = x; }
+void store_vector(T* y, VectorOf<T> x) { *reinterpret_cast<typename Register<T>::Anywhere*>(y) = x; }
 using Vector = VectorOf<float>;
 
-inline Vector load(const float* x) { return *reinterpret_cast<const Vector*>(x); }
-inline void store(float* y, Vector x) { *reinterpret_cast<Vector*>(y) = x; }
+inline Vector load(const float* x) { return load_vector(x); }
+inline void store(float* y, Vector x) { store_vector(y, x); }
+
+// Lane i of the result is lane Order::lane(i) of a and b, one after the other.
+template <class Order, int... i>
+Vector shuffled(Vector a, Vector b, std::integer_sequence<int, i...>) { return __builtin_shufflevector(a, b, Order::lane(i)...); }
+template <class Order>
+Vector shuffled(Vector a, Vector b) { return shuffled<Order>(a, b, std::make_integer_sequence<int, kVector>()); }
 
 using Eight = float __attribute__((vector_size(32), aligned(alignof(float)), may_alias));
 
 // to[k, c] = rows[c][k] for eight of both, of whatever 32 bits.
 inline void transpose(const float* from, int64_t row, float* to, int64_t pitch) {
-  using Order = int32_t __attribute__((vector_size(32)));
   Eight a[8], b[8];
   for (int r = 0; r < 8; ++r) a[r] = *reinterpret_cast<const Eight*>(from + r * row);
   for (int r = 0; r < 8; r += 2) {
-    b[r] = __builtin_shuffle(a[r], a[r + 1], Order{0, 8, 1, 9, 4, 12, 5, 13});
-    b[r + 1] = __builtin_shuffle(a[r], a[r + 1], Order{2, 10, 3, 11, 6, 14, 7, 15});
+    b[r] = __builtin_shufflevector(a[r], a[r + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    b[r + 1] = __builtin_shufflevector(a[r], a[r + 1], 2, 10, 3, 11, 6, 14, 7, 15);
   }
   for (int r = 0; r < 8; r += 4)
     for (int i = 0; i < 2; ++i) {
-      a[r + 2 * i] = __builtin_shuffle(b[r + i], b[r + 2 + i], Order{0, 1, 8, 9, 4, 5, 12, 13});
-      a[r + 2 * i + 1] = __builtin_shuffle(b[r + i], b[r + 2 + i], Order{2, 3, 10, 11, 6, 7, 14, 15});
+      a[r + 2 * i] = __builtin_shufflevector(b[r + i], b[r + 2 + i], 0, 1, 8, 9, 4, 5, 12, 13);
+      a[r + 2 * i + 1] = __builtin_shufflevector(b[r + i], b[r + 2 + i], 2, 3, 10, 11, 6, 7, 14, 15);
     }
   for (int r = 0; r < 4; ++r) {
-    *reinterpret_cast<Eight*>(to + r * pitch) = __builtin_shuffle(a[r], a[r + 4], Order{0, 1, 2, 3, 8, 9, 10, 11});
-    *reinterpret_cast<Eight*>(to + (r + 4) * pitch) = __builtin_shuffle(a[r], a[r + 4], Order{4, 5, 6, 7, 12, 13, 14, 15});
+    *reinterpret_cast<Eight*>(to + r * pitch) = __builtin_shufflevector(a[r], a[r + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    *reinterpret_cast<Eight*>(to + (r + 4) * pitch) = __builtin_shufflevector(a[r], a[r + 4], 4, 5, 6, 7, 12, 13, 14, 15);
   }
 }
 
