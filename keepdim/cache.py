@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from . import _native
 from .errors import KeepdimError, fail
+from .files import remove_leftovers, write_bytes
 
 log = logging.getLogger("keepdim")
 SETTLED = 2_000_000_000  # ns after which a second write would show in a file's times
@@ -52,19 +52,34 @@ def cached_file(kind: str, files: Iterable[Path], settings: str) -> Path:
 
 def content_hash(path: Path) -> str:
     """The sha256 of a file; remembered until it is written to, since a model's may have gigabytes."""
-    about = path.stat()
-    state = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
-    note = folder() / f"content-{hashlib.sha256(f'{path.resolve()} {state}'.encode()).hexdigest()[:32]}"
-    if note.is_file() and re.fullmatch("[0-9a-f]{64}", known := note.read_text(errors="replace")):
+    note = _Note("content", path)
+    if (known := note.read()) is not None and re.fullmatch("[0-9a-f]{64}", known):
         return known
     found = _hash(path)
-    if time.time_ns() - max(about.st_mtime_ns, about.st_ctime_ns) > SETTLED:
-        try:
-            note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text(found)
-        except OSError as e:
-            log.debug("the hash of %s is not remembered: %s", path, e)
+    note.write(found)
     return found
+
+
+class _Note:
+    """What is remembered about a file, until the file changes."""
+
+    def __init__(self, kind: str, path: Path):
+        about = path.stat()
+        state = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+        self._path = folder() / f"{kind}-{hashlib.sha256(f'{path.resolve()} {state}'.encode()).hexdigest()[:32]}"
+        self._changed = max(about.st_mtime_ns, about.st_ctime_ns)
+
+    def read(self) -> str | None:
+        return self._path.read_text(errors="replace") if self._path.is_file() else None
+
+    def write(self, text: str) -> None:
+        if time.time_ns() - self._changed <= SETTLED:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(self._path, text.encode(), "cache")
+        except (OSError, KeepdimError) as e:
+            log.debug("not remembered: %s", e)
 
 
 def _hash(path: Path) -> str:
@@ -77,30 +92,27 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepdim"
 
 
-def cached(path: Path, load: Callable[[Path], T], lower: Callable[[], T]) -> T:
-    """What `load` reads from the path; where nothing good is there, what `lower` makes, kept there."""
+def cached(path: Path, load: Callable[[Path, bool], T], lower: Callable[[], T]) -> T:
+    """What `load` reads from the path; where nothing good is there, what `lower` makes, kept there.
+
+    `load` is told whether to check the weights too: once after the file was written, and again after it changed.
+    """
+    remove_leftovers(path.parent)
     if path.exists():
         try:
-            return load(path)
-        except KeepdimError as e:
+            note = _Note("verified", path)
+            known = note.read() is not None
+            made = load(path, not known)
+            if not known:
+                note.write("")
+            return made
+        except (KeepdimError, OSError) as e:
             log.warning("the cached file is not used: %s", e)
     log.info("lowering the model, once; the file is kept in %s", path.parent)
     made = lower()
     try:
-        _keep(made, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.save(path)
     except (KeepdimError, OSError) as e:
         log.warning("the lowered file is not kept: %s", e)
     return made
-
-
-def _keep(made: Saved, path: Path) -> None:
-    """Under its name only when it is whole, whoever else writes the same file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
-    os.close(handle)
-    try:
-        made.save(Path(part))
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise

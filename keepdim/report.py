@@ -17,6 +17,7 @@ import msgspec
 from . import cost, pte
 from .contract import BLOCKS, DTYPE_BYTES, Constraint, Contract, Spec, Symbol, Table
 from .dims import Dim, range_text
+from .errors import fail
 from .outline import OUTLINE_METHOD, Body, Outline, Step
 from .profile import Profile
 from .program import NONE, Attr, Node, Program
@@ -183,6 +184,9 @@ class _Page:
     def outline(self, o: Outline, mutated: int) -> None:
         """The steps in order; sizes of data get the contract's names where a result shows them."""
         shapes = {s.name: s.dims for step in _walk(o.steps) for s in step.outs}
+        if len(o.results) < len(self.contract.outputs):
+            fail("load", "outline", f"has {len(o.results)} results, and the contract {len(self.contract.outputs)}",
+                 "Lower the model again")  # fmt: skip
         results = o.results[len(o.results) - len(self.contract.outputs) :]
         rename: dict[str, Dim] = {}
         for name, spec in zip(results, self.contract.outputs, strict=True):

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from .errors import fail
+from .files import atomic_write
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -51,9 +52,19 @@ class Table(msgspec.Struct, frozen=True):
     def from_json(data: bytes) -> Table:
         """Back from a file."""
         try:
-            return msgspec.json.decode(data, type=Table)
-        except (msgspec.DecodeError, msgspec.ValidationError) as e:
-            fail("dispatch", "table", f"cannot be read ({e})", cause=e)
+            table = msgspec.json.decode(data, type=Table)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
+            fail("dispatch", "table", f"cannot be read ({e})", "Tune the dispatch again", e)
+        table.check()
+        return table
+
+    def check(self) -> None:
+        """Refuse a table of a file whose parts do not belong together."""
+        axes, names = self.axes.keys(), {n for m in self.measured for n in m.times}
+        fits = axes <= self.domain.keys()
+        if not fits or any(not axes <= m.sizes.keys() or m.times.keys() != names or not names for m in self.measured):
+            fail("dispatch", f"table {self.name!r:.80}", "its axes, ranges and measurements do not belong together",
+                 "Tune the dispatch again")  # fmt: skip
 
     def __str__(self) -> str:
         """
@@ -98,7 +109,8 @@ class Table(msgspec.Struct, frozen=True):
         FigureCanvasAgg(figure)
         self._draw(figure.add_subplot())
         path = Path(path)
-        figure.savefig(path, dpi=120, format="png", metadata={"Software": None})
+        with atomic_write(path, "dispatch") as file:
+            figure.savefig(file, dpi=120, format="png", metadata={"Software": None})
         return path
 
     def _draw(self, plot: Any) -> None:

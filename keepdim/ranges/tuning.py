@@ -27,6 +27,7 @@ import torch.utils._pytree as pytree
 
 from ..cache import folder
 from ..errors import KeepdimError, fail, told
+from ..files import write_bytes
 from ..progress import Progress
 from ..tables import Measured, Row, Table, machine, versions
 from .axes import Axis
@@ -63,8 +64,8 @@ def tuned(problem: Problem, budget_ms: float, again: bool, through: Callable[...
     if new:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(table.to_json())
-        except OSError as e:
+            write_bytes(path, table.to_json(), "tune")
+        except (OSError, KeepdimError) as e:
             log.warning("the table is not kept: %s", e)
     return _columns(problem, table), table
 

@@ -1,0 +1,119 @@
+"""Paths and files: every file is written whole or not at all.
+
+What is written goes to a temporary file in the same folder (its name ends in `.part`), is flushed to the disk and then
+takes the place of the target. A full disk, an error or a kill leaves the old file as it was; one that a process has
+open or mapped stays as it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from .errors import fail
+
+LONGEST, LONGEST_NAME = 4096, 255  # bytes of a path and of a name in it, on Linux and macOS
+CHUNK = 1 << 20  # bytes that are copied at a time
+LEFT_OVER = 24 * 3600  # seconds after which nobody writes a temporary file any more
+
+
+def path_of(stage: str, given: Any) -> Path:
+    """A path as the user gave it, or a sentence where no file can have that name.
+
+    >>> path_of("load", "model.pte").name
+    'model.pte'
+    """
+    if not isinstance(given, (str, Path)):
+        fail(stage, f"{given!r:.80}", "is not a path", "Give a str or a pathlib.Path")
+    try:
+        raw = os.fsencode(given)
+    except UnicodeEncodeError as e:
+        fail(stage, f"{str(given)!r:.80}", f"is not a path ({e.reason} at {e.start})", "Correct the path", e)
+    if b"\0" in raw:
+        fail(stage, f"{str(given)!r:.80}", "has a NUL character in it, which no path has", "Correct the path")
+    if len(raw) >= LONGEST or any(len(name) > LONGEST_NAME for name in raw.split(b"/")):
+        fail(stage, f"{str(given)!r:.80}", f"is longer than a path may be ({len(raw)} bytes)", "Correct the path")
+    return Path(given)
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path, stage: str = "save") -> Iterator[Path]:
+    """A temporary file to write, which replaces `path` when the block ends well.
+
+    A link is followed; an existing file keeps its permissions. A KeepdimError where the file cannot be written.
+    """
+    given = path_of(stage, path)
+    part: Path | None = None
+    try:
+        target = Path(os.path.realpath(given))
+        before = target.stat() if target.exists() else None
+        if before is not None and not stat.S_ISREG(before.st_mode):
+            yield target  # a device or a pipe, which nothing can replace; opening a folder fails
+            return
+        part = target.with_name(f"{target.name[:40]}.{secrets.token_hex(6)}.part")
+        handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        try:
+            if before is not None:
+                os.fchmod(handle, stat.S_IMODE(before.st_mode))
+            yield part
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(part, target)
+        part = None
+        _sync_folder(target.parent)
+    except OSError as e:
+        fail(stage, str(path), f"cannot be written ({e.strerror or e})",
+             "Choose a folder that exists, may be written to and has room", e)  # fmt: skip
+    finally:
+        if part is not None:
+            part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | Path, stage: str = "save") -> Iterator[IO[bytes]]:
+    """The same as an open file: what is written to it is at `path` when the block ends well."""
+    with atomic_path(path, stage) as part, part.open("wb") as file:
+        yield file
+
+
+def write_bytes(path: str | Path, data: bytes, stage: str = "save") -> None:
+    """All of a file."""
+    with atomic_write(path, stage) as file:
+        file.write(data)
+
+
+def copy_open(handle: int, file: IO[bytes]) -> None:
+    """The content of a file that is open, whatever became of its path."""
+    at = 0
+    while chunk := os.pread(handle, CHUNK, at):
+        file.write(chunk)
+        at += len(chunk)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete temporary files of processes that were killed."""
+    oldest = time.time() - LEFT_OVER
+    for part in folder.glob("**/*.part"):
+        with contextlib.suppress(OSError):  # another process removed it, or may
+            if part.stat().st_mtime < oldest:
+                part.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that the new name outlives a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot, and the file itself is written
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+__all__ = ["atomic_path", "atomic_write", "copy_open", "path_of", "remove_leftovers", "write_bytes"]
