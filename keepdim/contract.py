@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -21,6 +21,9 @@ from .dims import CMPS, MAKE, Atom, Dim, Op, never_zero, range_text
 from .errors import KeepdimError, fail
 
 VERSION = 1
+MAX_RANK = 64  # of a tensor in a file; engines take fewer
+MAX_OPERANDS, MAX_TABLE = 256, 1_000_000  # of a dim of a file, and of all of them as they are written
+Dims = Annotated[tuple[Dim, ...], msgspec.Meta(max_length=MAX_RANK)]
 # Why a constraint stands in a contract.
 RELIED = "torch.export relied on it"
 REFUSED = "the model itself refuses it"
@@ -71,7 +74,7 @@ class Spec(msgspec.Struct, frozen=True):
 
     name: str
     dtype: str
-    dims: tuple[Dim, ...]
+    dims: Dims
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]"
@@ -205,7 +208,7 @@ def decode(data: bytes | str) -> dict[str, Any]:
     """JSON of the right version, or a sentence."""
     try:
         raw = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         fail("verify", "program", f"is not JSON ({e})", cause=e)
     version = raw.get("version") if isinstance(raw, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or "contract" not in raw:
@@ -271,9 +274,13 @@ class Table:
         dims: list[Dim] = []
         if not isinstance(rows, list):
             fail("verify", "dims", f"are not a list ({type(rows).__name__})")
+        total = 0
         for i, row in enumerate(rows):
             try:
                 dims.append(_read_row(i, row, dims, symbols))
+                total += dims[-1].size
+                if total > MAX_TABLE:
+                    fail("verify", "dims", f"have more than {MAX_TABLE} parts as they are written")
             except KeepdimError as e:  # of the arithmetic: here it is the file that is wrong
                 if e.stage == "verify":
                     raise
@@ -296,6 +303,8 @@ def _read_row(i: int, row: Any, dims: Sequence[Dim], symbols: Sequence[Dim]) -> 
             for a in args:
                 if not isinstance(a, int) or isinstance(a, bool) or not 0 <= a < i:
                     fail("verify", f"dim {i}", f"operand {a} is not an earlier dim")
+            if len(args) > MAX_OPERANDS:
+                fail("verify", f"dim {i}", f"has {len(args)} operands, more than {MAX_OPERANDS}")
             ins = [dims[a] for a in args]
             if kind in MAKE:
                 return MAKE[kind](*ins)

@@ -16,6 +16,8 @@ from . import bounds
 from .bounds import Bounds, checked
 from .errors import KeepdimError, fail
 
+MAX_SIZE, MAX_DEPTH = 2000, 60  # parts of an expression as it is written, and operations inside each other
+
 
 @dataclass(frozen=True)
 class Sym:
@@ -71,11 +73,17 @@ class Dim:
     (True, True)
     """
 
-    __slots__ = ("_hash", "bounds", "terms")
+    __slots__ = ("_hash", "bounds", "depth", "size", "terms")
     terms: tuple[tuple[Factors, int], ...]
     bounds: Bounds
+    size: int  # symbols and numbers of it as it is written
+    depth: int  # operations inside each other
 
     def __init__(self, terms: Mapping[Factors, int]):
+        ops = [a for f in terms for a in f if isinstance(a, Op)]
+        self.size = sum(1 + len(f) for f in terms) + sum(d.size for a in ops for d in a.args)
+        self.depth = max((d.depth + 1 for a in ops for d in a.args), default=0)
+        _check_size(self.size, self.depth)
         kept = [(f, checked(c, "a coefficient")) for f, c in terms.items() if c != 0]
         kept.sort(key=lambda t: (-len(t[0]), [str(a) for a in t[0]]))
         self.terms = tuple(kept)
@@ -196,8 +204,10 @@ class Dim:
 
     def __mul__(self, other: Dim | int) -> Dim:
         terms: dict[Factors, int] = {}
+        other = Dim.of(other)
+        _check_size(len(self.terms) * len(other.terms))
         for f, c in self.terms:
-            for g, d in Dim.of(other).terms:
+            for g, d in other.terms:
                 key = tuple(sorted(f + g, key=str))
                 terms[key] = terms.get(key, 0) + c * d
         return Dim(terms)
@@ -260,6 +270,13 @@ class Dim:
 
     def __repr__(self) -> str:
         return f"Dim({str(self)!r})"
+
+
+def _check_size(size: int, depth: int = 0) -> None:
+    """Sums and products are written out, so a few lines of a file can ask for more than memory holds."""
+    if size > MAX_SIZE or depth > MAX_DEPTH:
+        fail("dims", "expression", f"has {size} parts, {depth} deep, more than {MAX_SIZE} or {MAX_DEPTH}",
+             "Give the sizes of the model fewer names that depend on each other")  # fmt: skip
 
 
 def _term_bounds(factors: Factors, c: int) -> Bounds:

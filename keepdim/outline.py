@@ -20,11 +20,13 @@ from torch.fx import Node as FxNode
 
 from .contract import DTYPES, Spec, Table, convert
 from .dims import Dim
+from .errors import fail, told
 from .nodes import COND, Symbols, attribute, is_size, module_path, overload
 from .pte import hash_of
 from .reading import to_dim
 
 OUTLINE_METHOD = "keepdim_outline"
+MAX_DEPTH = 50  # of branches in branches
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,9 +81,29 @@ class Outline(msgspec.Struct, frozen=True):
 
     @staticmethod
     def from_json(text: str) -> Outline:
-        """Back from the text."""
-        raw = msgspec.json.decode(text)
-        return convert(raw, Outline, Table.read(raw["dims"], [Dim.symbol(**s) for s in raw["symbols"]]))
+        """Back from the text; a KeepdimError where it is not one that `to_json` wrote."""
+        try:
+            raw = msgspec.json.decode(text)
+            symbols = msgspec.convert(raw["symbols"], tuple[Range, ...])
+            rows = raw["dims"]
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, KeyError, TypeError) as e:
+            fail("load", "outline", f"cannot be read ({told(e)})", "Lower the model again", e)
+        try:
+            made = convert(raw, Outline, Table.read(rows, [Dim.symbol(s.name, s.lo, s.hi) for s in symbols]))
+        except RecursionError as e:
+            fail("load", "outline", "is nested too deeply", "Lower the model again", e)
+        _check_steps(made.steps, MAX_DEPTH)
+        return made
+
+
+def _check_steps(steps: tuple[Step, ...], left: int) -> None:
+    if not left:
+        fail("load", "outline", f"has branches nested deeper than {MAX_DEPTH} levels", "Lower the model again")
+    for step in steps:
+        if step.op == "cond" and len(step.bodies) not in (0, 2):
+            fail("load", "outline", f"has a cond with {len(step.bodies)} branches", "Lower the model again")
+        for body in step.bodies:
+            _check_steps(body.steps, left - 1)
 
 
 def outline(program: ExportedProgram, symbols: Symbols, reasons: Mapping[str, str]) -> Outline:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from .bounds import INT64_MAX
-from .contract import BLOCKS, DTYPE_BYTES, VERSION, Contract, Spec, Symbol, convert, decode
+from .contract import BLOCKS, DTYPE_BYTES, VERSION, Contract, Dims, Spec, Symbol, convert, decode
 from .dims import CMPS, Dim, never_zero, range_text
 from .errors import fail
 
@@ -29,7 +29,7 @@ class Value(msgspec.Struct, frozen=True):
 
     name: str
     dtype: str
-    dims: tuple[Dim, ...]
+    dims: Dims
     kind: str  # const, state, temp; inputs stand in the contract
     key: str = ""
 

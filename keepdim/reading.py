@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
 from torch.fx import GraphModule
@@ -458,13 +459,22 @@ def finite(bound: Any) -> int | None:
     return int(bound) if bound.is_Integer and abs(bound) < TORCH_INFINITY else None
 
 
+ITEMS = ("aten.item.default", "aten._local_scalar_dense.default")
+SELECTS = ("aten.select.int", "aten.select_copy.int")
+
+
+def _op_name(node: Any) -> str:
+    """The name of the ATen op of a node, in ATen or Edge dialect."""
+    inner = getattr(node.target, "_op", None)
+    return str(inner if isinstance(inner, OpOverload) else node.target)
+
+
 def _item_place(node: torch.fx.Node, inputs: Mapping[str, int]) -> tuple[int, int] | None:
     """(input, flat element) for `x.item()` and `x[i].item()` on an integer input of static shape."""
-    if node.op != "call_function" or node.target != torch.ops.aten.item.default:
-        if str(node.target) not in ("aten._local_scalar_dense.default",):
-            return None
+    if node.op != "call_function" or _op_name(node) not in ITEMS:
+        return None
     tensor, index = node.args[0], 0
-    while isinstance(tensor, torch.fx.Node) and tensor.target == torch.ops.aten.select.int:
+    while isinstance(tensor, torch.fx.Node) and _op_name(tensor) in SELECTS:
         base = tensor.args[0]
         if not isinstance(base, torch.fx.Node) or base.meta["val"].dim() != 1 or not isinstance(tensor.args[2], int):
             return None
@@ -478,3 +488,17 @@ def _item_place(node: torch.fx.Node, inputs: Mapping[str, int]) -> tuple[int, in
     if not isinstance(val, torch.SymInt) or tensor.meta["val"].dtype.is_floating_point:
         return None
     return inputs[tensor.name], index
+
+
+def item_symbols(ep: ExportedProgram) -> dict[tuple[int, int, int], str]:
+    """(input, flat element, how many times it was read before) → torch's symbol of what `.item()` reads there.
+
+    A program that is traced again has other symbols, of the same places.
+    """
+    user = [s.arg for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
+    index = {arg.name: i for i, arg in enumerate(user) if isinstance(arg, TensorArgument)}
+    out: dict[tuple[int, int, int], str] = {}
+    for n in ep.graph.nodes:
+        if (place := _item_place(n, index)) is not None and n.meta["val"].node.expr.is_Symbol:
+            out[(*place, sum(key[:2] == place for key in out))] = str(n.meta["val"].node.expr)
+    return out

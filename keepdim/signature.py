@@ -1,36 +1,27 @@
 """How a lowered method is called: its contract, the structure of its arguments and results, and how integers travel.
 
-It stands in the file as the result of a constant method, so that any app can read it.
+It is stored in the file as the result of a constant method, so that any app can read it. A file is data: everything in
+it is checked here, and nothing of it is imported or called.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
 import torch.utils._pytree as pytree
 
-from .contract import VERSION, Contract, decode
-from .errors import fail
+from . import _native, treespec
+from .contract import DTYPE_OF, VERSION, Contract, Spec, decode
+from .errors import KeepdimError, fail, told
 from .mapped import Spans
 from .tables import Table
 
 CONTRACT_METHOD = "keepdim_contract"
-
-
-def _name_result_types() -> None:
-    """What torch's own ops return (`x.topk(2)`, `x.max(0)`) gets a name, so that a file can say it."""
-    for cls in torch.return_types.all_return_types:
-        known = pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
-        if known is not None and known.serialized_type_name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
-            name = f"torch.return_types.{cls.__name__}"
-            pytree.SUPPORTED_SERIALIZED_TYPES[cls] = known._replace(serialized_type_name=name)
-            pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = cls
-
-
-_name_result_types()
+INT32_MAX = 2**31 - 1  # the largest size of a tensor in ExecuTorch
 
 
 class Transport(NamedTuple):
@@ -48,12 +39,19 @@ class Transport(NamedTuple):
             return torch.empty(value - self.offset, 0)
         return torch.tensor(value) if self.kind == "item" else value
 
+    def fits(self, spec: Spec) -> bool:
+        """Whether every value of an input can travel so."""
+        if spec.dtype != "int" or self.kind == "item":
+            return spec.dtype == "int" and self.offset == 0
+        lo, hi = spec.dims[0].bounds
+        return lo is not None and hi is not None and 0 <= lo - self.offset <= hi - self.offset <= INT32_MAX
+
 
 class _Wire(msgspec.Struct):
     in_spec: str
     out_spec: str
-    transports: list[tuple[str, int]]
-    constants: list[Any]
+    transports: list[tuple[Literal["", "size", "item"], int]]
+    constants: list[None | bool | int | float | str]
     parameters: list[str] = []
     mutated: list[int] = []
     mapped: Spans | None = None
@@ -98,31 +96,77 @@ class Signature(NamedTuple):
             inputs.append(x.contiguous() if isinstance(x, torch.Tensor) else x)
         return inputs
 
+    def unflatten(self, outs: list[Any]) -> Any:
+        """The outputs in order as the model returns them."""
+        try:
+            return pytree.tree_unflatten(outs, self.out_spec)
+        except Exception as e:  # of a class that the program registered, for what the file says about it
+            fail("run", "results", f"cannot be returned as {_one_line(self.out_spec):.200} ({told(e)})",
+                 "Register the classes with torch's pytree as the program did that lowered the model", e)  # fmt: skip
+
     def to_json(self) -> str:
         """The text that the constant method returns; a contract with one more key."""
-        try:
-            ins, outs = pytree.treespec_dumps(self.in_spec), pytree.treespec_dumps(self.out_spec)
-            transports = [(t.kind, t.offset) for t in self.transports]
-            wire = _Wire(ins, outs, transports, *self[4:])
-            body = {"version": VERSION, "contract": self.contract.to_wire(self.contract.table()), "signature": wire}
-            return msgspec.json.encode(body).decode()
-        except (NotImplementedError, TypeError) as e:
-            fail("lower", "signature", f"its arguments or results cannot be written to a file ({e})",
-                 "Take and return tensors, numbers, tuples, lists and dicts", e)  # fmt: skip
+        ins, outs = treespec.dumps(self.in_spec), treespec.dumps(self.out_spec)
+        transports: Any = [(t.kind, t.offset) for t in self.transports]
+        for spec, value in zip(self.contract.inputs, self.constants, strict=True):
+            finite = not isinstance(value, float) or math.isfinite(value)
+            if not finite or not isinstance(value, (type(None), bool, int, float, str)):
+                fail("lower", f"input {spec.name!r}", f"is the constant {value!r:.80}, which no file can hold",
+                     "Take a tensor, a finite number, a bool, a str or None there")  # fmt: skip
+        wire = _Wire(ins, outs, transports, *self[4:])
+        body = {"version": VERSION, "contract": self.contract.to_wire(self.contract.table()), "signature": wire}
+        return msgspec.json.encode(body).decode()
 
     @staticmethod
     def from_json(text: str) -> Signature:
-        """Back from the text."""
-        raw = decode(text)
+        """Back from the text; a KeepdimError where anything in it is not as `to_json` writes it."""
         try:
+            raw = decode(text.encode())
             wire = msgspec.convert(raw.get("signature"), _Wire)
-            ins, outs = pytree.treespec_loads(wire.in_spec), pytree.treespec_loads(wire.out_spec)
-        except (msgspec.ValidationError, ValueError, NotImplementedError) as e:
-            fail("load", "signature", f"cannot be read ({e})", cause=e)
+        except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as e:
+            fail("load", "signature", f"cannot be read ({e})", "Lower the model again", e)
         contract = Contract.from_wire(raw["contract"])[0]
+        try:
+            _native.Contract(contract.to_json())  # the rules of a contract are the runtime's
+        except _native.Error as e:
+            raise KeepdimError(str(e)) from None
+        ins, outs = treespec.loads(wire.in_spec), treespec.loads(wire.out_spec)
         transports = [Transport(*t) for t in wire.transports]
         rest = (wire.constants, wire.parameters, wire.mutated, wire.mapped, wire.tables)
-        return Signature(contract, ins, outs, transports, *rest)
+        made = Signature(contract, ins, outs, transports, *rest)
+        if (fault := made._fault()) is not None:
+            fail("load", "signature", fault, "The file is not one that keepdim wrote; lower the model again")
+        for table in wire.tables:
+            table.check()
+        return made
+
+    def _fault(self) -> str | None:
+        """What does not fit together, in words."""
+        inputs, outputs = self.contract.inputs, self.contract.outputs
+        parts = self.in_spec.children()
+        if self.in_spec.type is not tuple or [p.type for p in parts] != [tuple, dict]:
+            return "its arguments are not a tuple of positional ones and a dict of named ones"
+        if not all(isinstance(k, str) for k in parts[1].context):
+            return "the names of its named arguments are not all str"
+        for count, what, expected in (
+            (self.in_spec.num_leaves, "arguments", inputs),
+            (self.out_spec.num_leaves, "results", outputs),
+            (len(self.transports), "transports", inputs),
+            (len(self.constants), "constants", inputs),
+        ):
+            if count != len(expected):
+                return f"it has {count} {what}, and the contract {len(expected)}"
+        for i, (spec, transport) in enumerate(zip(inputs, self.transports, strict=True)):
+            if transport.kind and not transport.fits(spec):
+                return f"input {i} {spec.name!r:.80} cannot travel as {tuple(transport)}"
+        changed = [inputs[i].dtype for i in self.mutated if 0 <= i < len(inputs)]
+        if len(changed) != len(self.mutated) or not {*changed} <= DTYPE_OF.keys():
+            return f"the inputs that it changes ({self.mutated!r:.80}) are not tensors among its {len(inputs)}"
+        if len({*self.mutated}) != len(self.mutated):
+            return f"the inputs that it changes ({self.mutated!r:.80}) are not distinct"
+        if len({*self.parameters}) != len(self.parameters):
+            return "the names of its parameters are not distinct"
+        return None
 
 
 def _ordered(value: Any, spec: pytree.TreeSpec) -> Any:
