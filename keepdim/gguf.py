@@ -7,13 +7,15 @@ here, and not by transformers, which takes defaults for those it does not know: 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from .errors import fail, optional, sentence_of
+from . import _native
+from .errors import KeepdimError, fail, optional, sentence_of
 from .mapped import Source
 from .quant import STORED, Quantised, dequantise
 
@@ -69,7 +71,7 @@ def read(path: Path) -> Checkpoint:
     try:
         config = getattr(transformers, name)(**values, vocab_size=vocabulary, tie_word_embeddings=tie)
         with optional("load", "transformers.initialization").no_init_weights(), torch.no_grad():
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         model.tie_weights()
     except Exception as e:  # transformers raises many kinds
         fail("load", path.name, f"transformers makes no model of it ({type(e).__name__}: {sentence_of(e)})", cause=e)
@@ -308,7 +310,10 @@ def _tied(model: Any) -> Mapping[str, str]:
 
 def field(reader: Any, name: str) -> Any:
     """A field of the file's head; None where there is none."""
-    return reader.fields[name].contents() if name in reader.fields else None
+    try:
+        return reader.fields[name].contents() if name in reader.fields else None
+    except UnicodeDecodeError as e:
+        fail("load", f"field {name!r}", "is not UTF-8", "The GGUF file is damaged: copy it again", e)
 
 
 def _reader(path: Path) -> tuple[Any, Any]:
@@ -316,11 +321,13 @@ def _reader(path: Path) -> tuple[Any, Any]:
     if not path.is_file():
         fail("load", str(path), "does not exist")
     try:
+        _native.check_gguf(os.fsencode(path))  # the package believes every count that a file has
+    except _native.Error as e:
+        raise KeepdimError(str(e)) from None
+    try:
         reader = package.GGUFReader(path, "c")  # private pages: torch has no read-only tensors
     except Exception as e:  # the package raises many kinds for a file that is cut short or not its own
         fail("load", str(path), f"cannot be read as GGUF ({type(e).__name__}: {sentence_of(e)})", cause=e)
-    if reader.byte_order != "I":
-        fail("load", str(path), "was written for processors of another byte order")
     return reader, package
 
 

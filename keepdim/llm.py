@@ -6,24 +6,27 @@ One file serves prefill and decode: it takes any number of tokens and the positi
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import itertools
 import shutil
 import tempfile
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
 
-from . import _native
+from . import pte
 from .contract import dtype_name
 from .errors import KeepdimError, fail, optional, told
 from .mapped import Source
 from .module import Module, load
-from .quant import Quantised, fits, new_state, quantise
+from .quant import STORED, Quantised, fits, new_state, quantise
 from .reading import read
 from .signature import Signature, Transport
 from .torch_ops import cached_attention
@@ -40,12 +43,26 @@ NAME = "keepdim"  # of our attention among those of transformers
 CACHE_NAMES = ("keepdim_keys", "keepdim_values")  # of the buffers of a layer
 
 
+class Hold:
+    """That a thread uses a model: for a call, or for as long as a stream is open."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.granted = False  # until it is known that no other thread was first
+
+    def resume(self) -> None:
+        """The stream goes on, maybe in another thread."""
+        self.thread = threading.get_ident()
+
+
 class LanguageModel:
     """A lowered decoder with the sequence it has seen so far.
 
     model = keepdim.lower_llm(LlamaForCausalLM(config).eval(), max_context=2048)
     logits = model(tokens)          # of the token after the last one
     model.rewind(2)                 # as if the last two had not been given
+
+    It has one sequence, so one thread uses it at a time; another is refused. Load the file once per thread.
     """
 
     def __init__(self, module: Module):
@@ -56,8 +73,9 @@ class LanguageModel:
         assert top is not None
         self.module, self.max_context = module, top
         self.tokens: list[int] = []  # the sequence: what the caches hold up to here
-        self.text: str = _native.Method(str(module.path), TEXT_METHOD)([])[0]  # what `lower_llm` was given
+        self.text: str = pte.text_of(module._file, TEXT_METHOD)  # what `lower_llm` was given
         self.notes: list[str] = []  # weights that lie in another dtype than was asked for
+        self._holds: list[Hold] = []  # in the order in which they were taken
 
     @property
     def position(self) -> int:
@@ -65,14 +83,18 @@ class LanguageModel:
         return len(self.tokens)
 
     @classmethod
-    def load(cls, path: str | Path, weights: str | Path | None = None) -> LanguageModel:
-        """From a file that `save` wrote; `weights` as in `keepdim.load`."""
-        return cls(load(path, weights))
+    def load(cls, path: str | Path, weights: str | Path | None = None, *, verify: bool = False) -> LanguageModel:
+        """From a file that `save` wrote; `weights` and `verify` as in `keepdim.load`."""
+        return cls(load(path, weights, verify=verify))
 
     def save(self, path: str | Path) -> None:
         """Write the file; what the model has seen is not in it, nor are weights that are mapped from a GGUF file, which
         belongs beside it."""
         self.module.save(path)
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        fail("save", "model", "cannot be copied or pickled: it has an open file and a runtime",
+             "Write it with save(path), and load that where it is needed")  # fmt: skip
 
     def __call__(self, tokens: Sequence[int] | torch.Tensor, rows: Sequence[int] | None = None) -> torch.Tensor:
         """Logits f32 [rows, vocabulary] behind these tokens, which are added to the sequence.
@@ -80,6 +102,10 @@ class LanguageModel:
         Only the rows asked for are computed: by default the last one, that of the next token.
         """
         given = _integers(tokens, "tokens", "Give at least one: the beginning of a text")
+        with self.hold():
+            return self._read(given, rows)
+
+    def _read(self, given: torch.Tensor, rows: Sequence[int] | None) -> torch.Tensor:
         count = len(given)
         if self.position + count > self.max_context:
             fail("generate", "tokens", f"{count} more at position {self.position} are beyond the context of "
@@ -91,13 +117,41 @@ class LanguageModel:
 
     def reset(self) -> None:
         """Forget the sequence."""
-        self.tokens.clear()
+        with self.hold():
+            self.tokens.clear()
 
     def rewind(self, count: int) -> None:
         """Take the last tokens back."""
-        if not isinstance(count, int) or not 0 <= count <= self.position:
-            fail("generate", "rewind", f"{count!r} is out of range 0..{self.position}")
-        del self.tokens[self.position - count :]
+        with self.hold():
+            if not isinstance(count, int) or not 0 <= count <= self.position:
+                fail("generate", "rewind", f"{count!r} is out of range 0..{self.position}")
+            del self.tokens[self.position - count :]
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[Hold]:
+        """This thread uses the model until the block ends: what another thread does with it is refused.
+
+        Without a lock, since a stream that is dropped ends its block wherever Python collects it: appending to a list
+        is atomic, and who came first has the model.
+        """
+        mine = Hold()
+        self._holds.append(mine)
+        try:
+            if any(h.thread != mine.thread for h in self._users_before(mine)):
+                fail("generate", "model", "is in use by another thread, or by a stream that is open in one",
+                     "Load the file once per thread")  # fmt: skip
+            mine.granted = True
+            yield mine
+        finally:
+            self._holds.remove(mine)
+
+    def _users_before(self, mine: Hold) -> list[Hold]:
+        """The earlier holds that were granted or will be; those that are about to be refused disturb nobody."""
+        users: list[Hold] = []
+        for hold in itertools.takewhile(lambda h: h is not mine, list(self._holds)):
+            if hold.granted or all(u.thread == hold.thread for u in users):
+                users.append(hold)
+        return users
 
 
 def _integers(values: Any, subject: str, remedy: str) -> torch.Tensor:
@@ -144,6 +198,7 @@ def lower_llm(
     from .ops import Unsupported
 
     engine_named(engine)
+    _check_settings(quant, weights, text)
     wrapped = _wrapped(model, max_context, cache)
     captured = _exported(wrapped)
     stored, notes = _quantised(wrapped, quant) if quant else ({}, [])
@@ -162,6 +217,19 @@ def lower_llm(
         raise
     weakref.finalize(lowered.module, shutil.rmtree, folder, ignore_errors=True)
     return lowered
+
+
+def _check_settings(quant: Any, weights: Any, text: Any) -> None:
+    if quant is not None and (not isinstance(quant, str) or quant not in STORED):
+        fail("lower", f"quant {quant!r:.80}", f"is not one of {', '.join(STORED)}")
+    if weights is not None and not isinstance(weights, Mapping):
+        fail("lower", "weights", f"is a {type(weights).__name__}", "Give a dict: name of a parameter -> Quantised")
+    if not isinstance(text, str):
+        fail("lower", "text", f"is a {type(text).__name__}, expected a str", 'Give what Text.to_json() returns, or ""')
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        fail("lower", "text", f"is not a text of Unicode ({e.reason} at {e.start})", cause=e)
 
 
 def _check_interface(model: Any) -> None:
@@ -197,8 +265,8 @@ def _wrapped(model: Any, max_context: int, cache: str) -> _Decoder:
         fail("lower", f"cache {cache!r}", f"is not one of {', '.join(CACHES)}")
     _check_interface(model)
     limit = getattr(model.config, "max_position_embeddings", max_context)
-    if not LEAST <= max_context <= limit:
-        fail("lower", "max_context", f"{max_context} is out of range {LEAST}..{limit} of the model")
+    if not isinstance(max_context, int) or not LEAST <= max_context <= limit:
+        fail("lower", "max_context", f"{max_context!r:.80} is out of range {LEAST}..{limit} of the model")
     return _Decoder(model, max_context, cache)
 
 

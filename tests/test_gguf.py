@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 import shutil
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_a_gguf_runs(dtype: str, llama: Any, tmp_path: Path) -> None:
     assert (got - want).abs().max() < close
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(KeepdimError, match=r"\[load\] .*cut.gguf: cannot be read as GGUF"):
+    with pytest.raises(KeepdimError, match=r"\[load\] .*cut.gguf: its tensor .* is truncated or damaged"):
         reading.read(cut)
     assert torch.equal(answers(lowered), got)
 
@@ -370,14 +371,14 @@ def test_two_models_of_one_gguf(mapped: Mapped) -> None:
 def test_a_table_that_is_wrong(mapped: Mapped) -> None:
     """Nothing outside the file is read, whatever the table says; a weight that nobody has is named."""
     assert mapped.table is not None
-    table, good = mapped.table, str(mapped.gguf)
+    table, good = mapped.table, os.fsencode(mapped.gguf)
     key, (offset, count) = next(iter(table.spans.items()))
     top = 2**63 - 1
     for span in [(-1, count), (offset, -1), (table.size - count + 1, count), (top, count), (count, top), (top, top)]:
         with pytest.raises(
             _native.Error, match=rf"^\[load\] weight '{key}': it is said to lie at {span[0]} with {span[1]} "
         ):
-            _native.Method(str(mapped.pte), "forward", good, {**table.spans, key: span})
+            _native.Method(pte.open_file(mapped.pte), "forward", good, {**table.spans, key: span})
         wrong = keepdim.mapped.Spans(table.name, table.size, table.sha256, {**table.spans, key: span})
         with pytest.raises(KeepdimError, match="its table of weights in 'm.gguf' is not valid"):
             wrong.find(mapped.pte)
@@ -385,14 +386,14 @@ def test_a_table_that_is_wrong(mapped: Mapped) -> None:
     with pytest.raises(KeepdimError, match="its table of weights in '../m.gguf' is not valid"):
         elsewhere.find(mapped.pte)
     left = {k: s for k, s in table.spans.items() if k != key}
-    for name, spans in ((good, left), ("", {})):
+    for name, spans in ((good, left), (b"", {})):
         with pytest.raises(_native.Error, match=rf"weight '({key}|\w+)': not found in the file"):
-            _native.Method(str(mapped.pte), "forward", name, spans)
+            _native.Method(pte.open_file(mapped.pte), "forward", name, spans)
     with pytest.raises(_native.Error, match=r"weight '\w+': \d+ bytes expected for q8_0"):
-        _native.Method(str(mapped.pte), "forward", good, {**table.spans, key: (offset, count - 1)})
-    for name in ("missing.gguf", "."):
+        _native.Method(pte.open_file(mapped.pte), "forward", good, {**table.spans, key: (offset, count - 1)})
+    for name in (b"missing.gguf", b"."):
         with pytest.raises(_native.Error, match=r"cannot be mapped \("):
-            _native.Method(str(mapped.pte), "forward", name, table.spans)
+            _native.Method(pte.open_file(mapped.pte), "forward", name, table.spans)
     assert torch.equal(answers(LanguageModel.load(mapped.pte)), answers(mapped.inside))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from keepdim import KeepdimError
 from keepdim import gguf as reading
-from keepdim.generate import _tokenizer
+from keepdim.checkpoint import read_tokenizer as of_folder
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
@@ -35,7 +35,7 @@ def read_tokenizer(path: Path, kind: str, pieces: dict[str, int], merges: list[s
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    tokenizer = _tokenizer(path.parent, gguf_file=path.name)
+    tokenizer = of_folder("generate", path.parent, gguf_file=path.name)
     reading.mend_tokenizer(path, tokenizer)
     return tokenizer.backend_tokenizer
 

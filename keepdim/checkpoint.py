@@ -1,0 +1,129 @@
+"""Checkpoint folders of transformers, read as data: no code of the folder, nothing outside of it, nothing of the hub.
+
+transformers runs Python files of a folder when it may, asks on standard input when nobody said, and follows
+the names of weight files, base models and kernels that JSON files of the folder give. That is decided here, before and
+while it reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import fail, optional, told
+
+NESTED = 20  # levels of a config: models have configs of their parts in it
+# Keys of a config that transformers takes as the name of something to load or to run, and the values that are not.
+KEYS: dict[str, tuple[Any, ...]] = {
+    "attn_implementation": (None, "eager", "sdpa"),
+    "_attn_implementation": (None, "eager", "sdpa"),
+    "_attn_implementation_internal": (None, "eager", "sdpa"),
+    "experts_implementation": (None, "eager", "grouped_mm", "batched_mm"),
+    "_experts_implementation": (None, "eager", "grouped_mm", "batched_mm"),
+    "_experts_implementation_internal": (None, "eager", "grouped_mm", "batched_mm"),
+    "quantization_config": (None,),
+    "kernel_config": (None,),
+    "fusion_config": (None,),
+    "use_kernels": (None, False),
+}
+
+
+def read_model(stage: str, kind: str, folder: Path) -> Any:
+    """The model of a folder, in f32, by an Auto class of transformers."""
+    check_folder(stage, folder)
+    auto = getattr(optional(stage, "transformers"), kind)
+    what = "language model" if kind == "AutoModelForCausalLM" else "model"
+    try:
+        return auto.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, weights_only=True
+        )
+    except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
+        _refuse_code(stage, folder, e)
+        fail(stage, str(folder), f"cannot be read as a {what} ({told(e)})", cause=e)
+
+
+def read_tokenizer(stage: str, folder: Path, **more: Any) -> Any:
+    """The tokenizer of a folder."""
+    auto = optional(stage, "transformers").AutoTokenizer
+    try:
+        return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **more)
+    except Exception as e:  # as above
+        _refuse_code(stage, folder, e)
+        fail(stage, str(folder), f"its tokenizer cannot be read ({told(e)})", cause=e)
+
+
+def _refuse_code(stage: str, folder: Path, e: Exception) -> None:
+    if "trust_remote_code" in str(e):  # transformers' remedy, which is not ours
+        fail(stage, str(folder), "needs Python code of its own (auto_map), which keepdim does not run",
+             "Use a model that transformers itself has, or build this one in your program and pass it to "
+             "keepdim.lower_llm or keepdim.lower", e)  # fmt: skip
+
+
+def check_folder(stage: str, folder: Path) -> None:
+    """Refuse a folder whose JSON files lead out of it, before transformers follows them."""
+    adapter = folder / "adapter_config.json"
+    if adapter.exists():
+        fail(stage, str(adapter), "the folder holds an adapter, whose base model is elsewhere",
+             "Merge it into its model with PEFT's merge_and_unload, and save that")  # fmt: skip
+    for path in sorted(folder.glob("*.index.json")):
+        names = read_object(stage, path).get("weight_map")
+        if not isinstance(names, dict):
+            fail(stage, str(path), "has no weight_map", "Save the checkpoint again")
+        for name in names.values():
+            _check_name(stage, path, name)
+    config = folder / "config.json"
+    for key, value in _entries(read_object(stage, config), NESTED):
+        if key == "transformers_weights":
+            _check_name(stage, config, value)
+        elif key in KEYS and not any(value is v or value == v for v in KEYS[key]):
+            fail(stage, str(config), f"its {key} is {value!r:.80}, which keepdim does not load",
+                 _remedy(key))  # fmt: skip
+        elif value is _TOO_DEEP:
+            fail(stage, str(config), f"is nested deeper than {NESTED} levels", "Save the checkpoint again")
+
+
+def _remedy(key: str) -> str:
+    if key == "quantization_config":
+        return "Take the checkpoint in f32, f16 or bf16; keepdim quantises it itself (quant=)"
+    return f"Remove {key} from the file"
+
+
+def _check_name(stage: str, path: Path, name: Any) -> None:
+    """A weight file is one of the folder's own."""
+    plain = isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0", ":"} & {*name}
+    if not plain:
+        fail(stage, str(path), f"names the weight file {name!r:.80}, which is not a file name in its folder",
+             "Put the file into the folder and name it there")  # fmt: skip
+
+
+_TOO_DEEP = object()
+
+
+def _entries(value: Any, left: int) -> Iterator[tuple[str, Any]]:
+    """Keys and values of an object and of those inside it."""
+    if not left:
+        yield "", _TOO_DEEP
+        return
+    pairs = value.items() if isinstance(value, dict) else ((("", v) for v in value) if isinstance(value, list) else ())
+    for key, inner in pairs:
+        yield key, inner
+        if isinstance(inner, (dict, list)):
+            yield from _entries(inner, left - 1)
+
+
+def read_object(stage: str, path: Path) -> dict[str, Any]:
+    """A JSON file of a checkpoint."""
+    try:
+        found = json.loads(path.read_bytes())  # transformers writes Infinity, which strict readers refuse
+    except (OSError, ValueError, RecursionError) as e:
+        fail(stage, str(path), f"is not a JSON object ({told(e)})", "Save the checkpoint again", e)
+    if not isinstance(found, dict):
+        fail(stage, str(path), f"is not a JSON object ({type(found).__name__})", "Save the checkpoint again")
+    return found
+
+
+__all__ = ["check_folder", "read_model", "read_object", "read_tokenizer"]
