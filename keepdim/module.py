@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -10,13 +11,14 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.utils._pytree as pytree
 
 from . import _native, pte, splits
 from .errors import KeepdimError, fail
+from .files import atomic_write, copy_open, path_of
 from .signature import CONTRACT_METHOD, Signature
 from .turns import in_turn
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:  # exporting needs all of exir; running a file does not
 
 log = logging.getLogger("keepdim")
 _LOAD = threading.Lock()  # so that the delegates made by one load can be told from those of another
+os.register_at_fork(after_in_child=_LOAD._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Module:
@@ -36,18 +39,18 @@ class Module:
     Every call is checked against the whole contract first; an input outside it is a KeepdimError with a sentence.
     """
 
-    def __init__(self, path: Path, weights: Path | None = None):
+    def __init__(self, path: Path, weights: Path | None = None, verify: bool = False):
         self.path = path
-        pte.check(path)
+        self._file = pte.open_file(path, verify)  # this very file, whatever becomes of its path
         splits.use()
         with _LOAD:
             before = {d["id"] for d in _native.live()}
             try:
-                text = _native.Method(str(path), CONTRACT_METHOD)([])[0]
+                text = pte.text_of(self._file, CONTRACT_METHOD)
                 self.signature = Signature.from_json(text)
                 checked = _native.Contract(self.signature.contract.to_json())
                 self._inputs, self._check_results = checked.inputs, checked.check_results
-                self._method = _native.Method(str(path), "forward", *self._mapped(weights))
+                self._method = _native.Method(self._file, "forward", *self._mapped(weights))
             except _native.Error as e:
                 raise KeepdimError(str(e)) from None
             self._delegates = [d["id"] for d in _native.live() if d["id"] not in before]
@@ -62,14 +65,14 @@ class Module:
         self.exported_program: ExportedProgram | None = None
         self.report: Report | None = None
 
-    def _mapped(self, given: Path | None) -> tuple[str, dict[str, tuple[int, int]]]:
+    def _mapped(self, given: Path | None) -> tuple[bytes, dict[str, tuple[int, int]]]:
         """The file that holds weights outside this one, and where they lie in it."""
         table = self.signature.mapped
         if table is not None:
-            return str(table.find(self.path, given)), table.spans
+            return os.fsencode(table.find(self.path, given)), table.spans
         if given is not None:
             fail("load", str(self.path), "holds all its weights itself", f"Leave weights={str(given)!r} out")
-        return "", {}
+        return b"", {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._plain_call and len(args) == len(self.contract.inputs) and not kwargs:
@@ -77,7 +80,7 @@ class Module:
         else:
             flat = self.signature.flatten(args, kwargs)
         outs = self.run_flat(flat)
-        return outs[0] if self._plain_result else pytree.tree_unflatten(outs, self.signature.out_spec)
+        return outs[0] if self._plain_result else self.signature.unflatten(outs)
 
     def run_flat(self, flat: Sequence[Any], events: list[Any] | None = None) -> list[Any]:
         """One call on the contract's inputs in order; its outputs in order. `events` gets what took time in it."""
@@ -100,19 +103,28 @@ class Module:
                          "Give a dense tensor on the CPU", e)  # fmt: skip
             raise
         changed = self.signature.mutated
+        if len(outs) != len(changed) + len(self.contract.outputs):
+            fail("run", str(self.path), f"returned {len(outs)} values, expected {len(changed)} changed inputs and "
+                 f"{len(self.contract.outputs)} outputs", "Lower the model again")  # fmt: skip
         for i, value in zip(changed, outs, strict=False):
+            if not isinstance(value, torch.Tensor) or value.shape != flat[i].shape:
+                fail("run", f"input {i} {self.contract.inputs[i].name!r}", "got a new value of another shape",
+                     "Lower the model again")  # fmt: skip
             flat[i].copy_(value)
         return outs[len(changed) :] if changed else outs
 
     def save(self, path: str | Path) -> None:
         """Write the file; `keepdim.load` and any ExecuTorch app with keepdim's library read it.
 
-        Weights that are mapped from another file are not in it: that file belongs beside it.
+        It is written whole or not at all, and is the content that was loaded, also where that file was replaced or
+        deleted meanwhile. Weights that are mapped from another file are not in it: that file belongs next to it.
         """
-        try:
-            shutil.copyfile(self.path, path)
-        except OSError as e:
-            fail("save", str(path), f"cannot be written ({e.strerror})", cause=e)
+        with atomic_write(path) as file:
+            copy_open(self._file.fileno(), file)
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        fail("save", "module", "cannot be copied or pickled: it has an open file and a runtime",
+             "Write it with save(path), and load that where it is needed")  # fmt: skip
 
     def counters(self) -> list[dict[str, Any]]:
         """What the delegates of this module did: calls, plans built, reused and evicted, bytes."""
@@ -184,15 +196,13 @@ def lower(
     return module
 
 
-def load(path: str | Path, weights: str | Path | None = None) -> Module:
-    """Load a file that `save` wrote; its checksum is checked first.
+def load(path: str | Path, weights: str | Path | None = None, *, verify: bool = False) -> Module:
+    """Load a file that `save` wrote; the checksum of everything but its weights is checked first.
 
-    `weights` is the file from which it maps its weights, where it does so and that file is not beside it.
+    `weights` is the file from which it maps its weights, where it does so and that file is not next to it. `verify`
+    checks the checksums of the weights too, which reads all of the file.
     """
-    for given in (path, path if weights is None else weights):
-        if not isinstance(given, (str, Path)):
-            fail("load", repr(given), "is not a path")
-    return Module(Path(path), None if weights is None else Path(weights))
+    return Module(path_of("load", path), None if weights is None else path_of("load", weights), bool(verify))
 
 
 __all__ = ["Module", "load", "lower"]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from .errors import fail
+from . import _native
+from .errors import KeepdimError, fail
 from .program import Program
 from .signature import CONTRACT_METHOD
 
@@ -47,15 +49,17 @@ class Layout(NamedTuple):
     segments: list[tuple[int, int]]
 
 
-def _layout(data: Any) -> Layout:
+def _layout(data: Any, path: Path) -> Layout:
     # Here and not above: reading a file's parts needs all of exir, running a file does not.
     from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
     from executorch.exir._serialize._program import _get_extended_header
 
-    head = bytes(data[:64])
-    header = _get_extended_header(head)
-    size = header.program_size if header else len(data)
-    program = _flatbuffer_to_program(bytes(data[:size]))
+    try:
+        header = _get_extended_header(bytes(data[:64]))
+        size = header.program_size if header else len(data)
+        program = _flatbuffer_to_program(bytes(data[:size]))
+    except Exception as e:  # its reader raises many kinds for bytes that are not its own
+        fail("load", str(path), "is not a .pte, or a damaged one", cause=e)
     base = header.segment_base_offset if header else 0
     return Layout(program, [(base + s.offset, s.size) for s in program.segments])
 
@@ -101,54 +105,33 @@ def seal(path: Path) -> None:
     """Append the trailer to a .pte that ExecuTorch wrote."""
     with _Mapped(path) as data:
         end = len(data)
-        weights = _weights(_layout(data))
+        weights = _weights(_layout(data, path))
         hashed = [Weight(k, o, n, hashlib.sha256(data[o : o + n]).hexdigest()) for k, o, n in weights]
         body = msgspec.json.encode(Trailer(1, end, _hash_rest(data, weights, end), hashed))
     with path.open("ab") as f:
         f.write(body + hashlib.sha256(body).digest() + len(body).to_bytes(8, "little") + MAGIC)
 
 
+def open_file(path: Path, verify: bool = False) -> _native.File:
+    """The file, held open, after its checksum and its structure were checked; `verify` checks its weights too."""
+    try:
+        return _native.File(os.fsencode(path), verify)
+    except _native.Error as e:
+        raise KeepdimError(str(e)) from None
+
+
+def text_of(file: _native.File, method: str) -> str:
+    """The text that a constant method of the file returns."""
+    results = _native.Method(file, method)([])
+    if len(results) != 1 or not isinstance(results[0], str):
+        fail("load", f"method {method!r}", "does not return a text", "Lower the model again")
+    return results[0]
+
+
 def check(path: Path, weights: bool = False) -> Trailer:
     """The trailer, after checking the file against it; `weights` checks those too."""
-    with _Mapped(path) as data:
-        t = _read_trailer(data, path)
-        spans = [(w.key, w.offset, w.size) for w in t.weights]
-        if _hash_rest(data, spans, t.size) != t.sha256:
-            fail("load", str(path), "is corrupt: its bytes do not match its checksum", "Copy or lower it again")
-        for w in t.weights if weights else []:
-            if hashlib.sha256(data[w.offset : w.offset + w.size]).hexdigest() != w.sha256:
-                fail(
-                    "load",
-                    f"weight {w.key!r} of {path}",
-                    "is corrupt: its bytes do not match its checksum",
-                    "Copy or lower it again",
-                )
-        return t
-
-
-def _read_trailer(data: Any, path: Path) -> Trailer:
-    size = len(data)
-    if size < FOOTER or bytes(data[size - len(MAGIC) :]) != MAGIC:
-        fail(
-            "load",
-            str(path),
-            f"has no keepdim trailer at its end ({size} bytes)",
-            "It is truncated, or not saved by keepdim",
-        )
-    length = int.from_bytes(data[size - len(MAGIC) - 8 : size - len(MAGIC)], "little")
-    start = size - FOOTER - length
-    body = bytes(data[max(start, 0) : size - FOOTER])
-    if start < 0 or hashlib.sha256(body).digest() != bytes(data[size - FOOTER : size - FOOTER + 32]):
-        fail("load", str(path), "its trailer is corrupt", "Copy or lower it again")
-    try:
-        t = msgspec.json.decode(body, type=Trailer)
-    except msgspec.DecodeError as e:
-        fail("load", str(path), f"its trailer cannot be read ({e})", cause=e)
-    if t.version != 1:
-        fail("load", str(path), f"trailer version {t.version} is newer than this build reads (1)", "Upgrade keepdim")
-    if t.size != start:
-        fail("load", str(path), f"holds {start} bytes where its trailer says {t.size}", "It is truncated")
-    return t
+    file = open_file(path, weights)
+    return Trailer(1, file.size, file.sha256, [Weight(*w) for w in file.weights])
 
 
 class Delegate(NamedTuple):
@@ -164,25 +147,24 @@ class Delegate(NamedTuple):
 def program_of(path: Path) -> Any:
     """ExecuTorch's own part of the file, parsed; of any .pte."""
     with _Mapped(path) as data:
-        try:
-            return _layout(data).program
-        except Exception as e:  # its reader raises many kinds for bytes that are not its own
-            fail("load", str(path), "is not a .pte, or a damaged one", cause=e)
+        return _layout(data, path).program
 
 
 def contract_text(path: Path, method: str = CONTRACT_METHOD) -> str:
     """The JSON that the file's constant method returns, without running anything."""
     with _Mapped(path) as data:
-        for plan in _layout(data).program.execution_plan:
+        for plan in _layout(data, path).program.execution_plan:
             if plan.name == method:
-                return plan.values[plan.outputs[0]].val.string_val
-    fail("load", str(path), f"has no method {method!r}", "It was not lowered by keepdim")
+                results = [getattr(plan.values[i].val, "string_val", None) for i in plan.outputs]
+                if len(results) == 1 and isinstance(results[0], str):
+                    return results[0]
+    fail("load", str(path), f"has no method {method!r} that returns a text", "It was not lowered by keepdim")
 
 
 def delegates(path: Path) -> Iterator[Delegate]:
     """Every delegate of the file, in order."""
     with _Mapped(path) as data:
-        layout = _layout(data)
+        layout = _layout(data, path)
         sizes = {key: n for key, _, n in _weights(layout)}
         for plan in layout.program.execution_plan:
             for d in plan.delegates:
@@ -205,7 +187,7 @@ def hash_of(processed: bytes) -> str:
 def calls(path: Path, method: str = "forward") -> list[str]:
     """What a method calls outside its delegates: names of ExecuTorch's kernels, in order."""
     with _Mapped(path) as data:
-        plans = [p for p in _layout(data).program.execution_plan if p.name == method]
+        plans = [p for p in _layout(data, path).program.execution_plan if p.name == method]
         chain = [(p, i.instr_args) for p in plans for c in p.chains for i in c.instructions]
         ops = [p.operators[i.op_index] for p, i in chain if type(i).__name__ == "KernelCall"]
         return [f"{o.name}.{o.overload}" if o.overload else o.name for o in ops]
@@ -214,4 +196,4 @@ def calls(path: Path, method: str = "forward") -> list[str]:
 def has_method(path: Path, method: str) -> bool:
     """Whether the file has it."""
     with _Mapped(path) as data:
-        return any(plan.name == method for plan in _layout(data).program.execution_plan)
+        return any(plan.name == method for plan in _layout(data, path).program.execution_plan)

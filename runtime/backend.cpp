@@ -5,76 +5,28 @@
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/event_tracer_hooks_delegate.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
-#include <executorch/runtime/platform/log.h>
 #include <executorch/runtime/platform/platform.h>
 
-#include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include "cpu.h"
 #include "executorch.h"
 #include "ggml/ggml_engine.h"
+#include "guarded.h"
+#include "lock.h"
 #include "plan.h"
 
 namespace keepdim {
 
 namespace {
 
-et::Error to_executorch(Code code) {
-  switch (code) {
-    case Code::invalid_program: return et::Error::InvalidProgram;
-    case Code::invalid_argument: return et::Error::InvalidArgument;
-    case Code::not_supported: return et::Error::NotSupported;
-    case Code::out_of_memory: return et::Error::MemoryAllocationFailed;
-    case Code::internal: return et::Error::Internal;
-  }
-  return et::Error::Internal;
-}
-
-et::Error report(Code code, const char* sentence) noexcept {
-  set_last_error(sentence);
-  ET_LOG(Error, "%s", sentence);
-  return to_executorch(code);
-}
-
-// Runs `body`; whatever it throws becomes the sentence and its code.
-template <typename Body>
-et::Error guarded(const Body& body) noexcept {
-  try {
-    body();
-    return et::Error::Ok;
-  } catch (const Error& e) {
-    return report(e.code, e.what());
-  } catch (const std::bad_alloc&) {
-    return report(Code::out_of_memory, "[run] delegate: the system has no memory left.");
-  } catch (const std::exception& e) {
-    return report(Code::internal, e.what());
-  } catch (...) {
-    return report(Code::internal, "[run] delegate: an unknown exception.");
-  }
-}
-
-void copy_contiguous(const Tensor& t, std::vector<char>& out) {
-  const size_t width = t.element_size(), rank = static_cast<size_t>(t.dim());
-  const char* from = static_cast<const char*>(t.const_data_ptr());
-  out.resize(t.nbytes());
-  std::vector<int64_t> at(rank, 0);
-  for (size_t i = 0; i < out.size(); i += width) {
-    int64_t offset = 0;
-    for (size_t d = 0; d < rank; ++d) offset += at[d] * t.strides()[d];
-    std::memcpy(out.data() + i, from + offset * static_cast<int64_t>(width), width);
-    for (size_t d = rank; d-- > 0 && ++at[d] == t.size(d);) at[d] = 0;
-  }
-}
-
 // What delegates of one loaded file share. A file is known by its named data, which lives as long as its handles do.
 std::shared_ptr<States> states_of(const et::NamedDataMap* file) {
   if (!file) return std::make_shared<States>();
-  static auto* const mutex = new std::mutex;
+  static auto* const lock = new TableLock;
   static auto* const files = new std::map<const et::NamedDataMap*, std::weak_ptr<States>>;
-  std::lock_guard<std::mutex> lock(*mutex);
+  const std::lock_guard<TableLock> guard(*lock);
   for (auto it = files->begin(); it != files->end();) it = it->second.expired() ? files->erase(it) : std::next(it);
   std::shared_ptr<States> states = (*files)[file].lock();
   if (!states) (*files)[file] = states = std::make_shared<States>();
@@ -84,7 +36,7 @@ std::shared_ptr<States> states_of(const et::NamedDataMap* file) {
 struct Handle {
   std::map<std::string, et::FreeableBuffer> weights;  // first: the delegate points into them
   std::unique_ptr<Delegate> delegate;
-  std::mutex mutex;  // over what follows
+  Lock lock{"delegate"};  // over what follows
   std::vector<Argument> args;
   std::vector<std::vector<int64_t>> sizes;
   std::vector<std::vector<char>> scratch;  // inputs of another dim order, made contiguous
@@ -105,7 +57,7 @@ void read_input(Handle& h, size_t i, const et::EValue& value) {
     arg.value = value.toInt();
     return;
   }
-  if (!value.isTensor()) refuse(value.isBool() ? "a bool" : value.isDouble() ? "a double" : value.isNone() ? "none" : "another kind of value");
+  if (!value.isTensor()) refuse(kind_of(value));
   const Tensor& t = value.toTensor();
   if (!to_dtype(t.scalar_type(), &arg.dtype)) refuse(et::toString(t.scalar_type()));
   std::vector<int64_t>& sizes = h.sizes[i];
@@ -148,7 +100,11 @@ class EValueOutputs final : public Outputs {
     return t.mutable_data_ptr();
   }
 
-  void set_integer(size_t i, int64_t value) override { *args_[contract_.inputs.size() + i] = et::EValue(value); }
+  void set_integer(size_t i, int64_t value) override {
+    et::EValue& to = *args_[contract_.inputs.size() + i];
+    if (!to.isInt()) refuse(i, "ExecuTorch has no integer for it.");
+    to = et::EValue(value);
+  }
 
  private:
   [[noreturn]] void refuse(size_t i, const std::string& fact) {
@@ -203,7 +159,7 @@ class EngineBackend final : public et::BackendInterface {
   et::Error execute(et::BackendExecutionContext& context, et::DelegateHandle* handle, et::Span<et::EValue*> args) const override {
     return guarded([&] {
       Handle& h = *static_cast<Handle*>(handle);
-      std::lock_guard<std::mutex> lock(h.mutex);
+      const std::lock_guard<Lock> guard(h.lock);
       const Contract& contract = h.delegate->program().contract;
       const size_t expected = contract.inputs.size() + contract.outputs.size();
       if (args.size() != expected) {
@@ -244,7 +200,7 @@ class EngineBackend final : public et::BackendInterface {
 };
 
 struct Status {
-  std::mutex mutex;
+  TableLock lock;
   std::vector<std::pair<std::string, uint32_t>> rows;
 };
 
@@ -255,7 +211,7 @@ Status& status() {
 
 void add_backend(const EngineName& engine) {
   Status& s = status();
-  std::lock_guard<std::mutex> lock(s.mutex);
+  const std::lock_guard<TableLock> guard(s.lock);
   for (const auto& row : s.rows)
     if (row.first == engine.backend_id) return;
   // Never freed: ExecuTorch keeps the pointer for the life of the process.
@@ -274,7 +230,7 @@ const et::Error registered = guarded([] {
 
 std::vector<std::pair<std::string, uint32_t>> backend_status() {
   Status& s = status();
-  std::lock_guard<std::mutex> lock(s.mutex);
+  const std::lock_guard<TableLock> guard(s.lock);
   return s.rows;
 }
 

@@ -30,6 +30,7 @@ struct Options {
   int64_t plan_limit;     // bytes of built plans kept per delegate
 };
 KEEPDIM_API Options options();
+KEEPDIM_API size_t memory_limit();  // in bytes, whatever the options leave open
 KEEPDIM_API void set_options(const Options& options);
 
 // Where the time of one call goes, on the clock of the host that asks.

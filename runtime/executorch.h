@@ -1,9 +1,12 @@
-// What backend.cpp and method.cpp share of ExecuTorch's types. No other file includes ExecuTorch's headers.
+// What the adapters to ExecuTorch share of its types. No other file includes ExecuTorch's headers.
 #pragma once
 #include <executorch/runtime/core/error.h>
 #include <executorch/runtime/core/evalue.h>
 #include <executorch/runtime/core/exec_aten/exec_aten.h>
 #include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
+
+#include <cstring>
+#include <vector>
 
 #include "program.h"
 
@@ -30,6 +33,18 @@ inline bool to_dtype(ScalarType type, DType* out) {
   }
 }
 
+inline ScalarType to_scalar_type(DType dtype) {
+  static constexpr ScalarType types[] = {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double,
+                                         ScalarType::Char,  ScalarType::Byte, ScalarType::Short,    ScalarType::Int,
+                                         ScalarType::Long,  ScalarType::Bool};
+  return types[static_cast<size_t>(dtype)];
+}
+
+// What a value is that is neither a tensor nor an integer.
+inline const char* kind_of(const et::EValue& value) {
+  return value.isBool() ? "a bool" : value.isDouble() ? "a double" : value.isNone() ? "none" : "another kind of value";
+}
+
 // Whether the elements lie in memory in the order of the dims; dims of size 1 do not matter.
 inline bool is_contiguous(const Tensor& t) {
   int64_t stride = 1;
@@ -39,6 +54,19 @@ inline bool is_contiguous(const Tensor& t) {
     stride *= t.size(d);
   }
   return true;
+}
+
+inline void copy_contiguous(const Tensor& t, std::vector<char>& out) {
+  const size_t width = t.element_size(), rank = static_cast<size_t>(t.dim());
+  const char* from = static_cast<const char*>(t.const_data_ptr());
+  out.resize(t.nbytes());
+  std::vector<int64_t> at(rank, 0);
+  for (size_t i = 0; i < out.size(); i += width) {
+    int64_t offset = 0;
+    for (size_t d = 0; d < rank; ++d) offset += at[d] * t.strides()[d];
+    std::memcpy(out.data() + i, from + offset * static_cast<int64_t>(width), width);
+    for (size_t d = rank; d-- > 0 && ++at[d] == t.size(d);) at[d] = 0;
+  }
 }
 
 }  // namespace keepdim

@@ -6,7 +6,9 @@
 #include <executorch/runtime/core/named_data_map.h>
 #include <executorch/runtime/executor/method.h>
 #include <executorch/runtime/executor/program.h>
+#include <executorch/runtime/kernel/kernel_runtime_context.h>
 #include <executorch/runtime/kernel/operator_registry.h>
+#include <executorch/runtime/platform/log.h>
 #include <executorch/runtime/platform/platform.h>
 #include <executorch/runtime/platform/runtime.h>
 #include <fcntl.h>
@@ -14,7 +16,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -31,31 +36,26 @@ using executorch::aten::TensorImpl;
 using executorch::extension::MallocMemoryAllocator;
 using executorch::extension::MmapDataLoader;
 
-ScalarType to_scalar_type(DType dtype) {
-  static constexpr ScalarType types[] = {ScalarType::Float, ScalarType::Half, ScalarType::BFloat16, ScalarType::Double,
-                                         ScalarType::Char,  ScalarType::Byte, ScalarType::Short,    ScalarType::Int,
-                                         ScalarType::Long,  ScalarType::Bool};
-  return types[static_cast<size_t>(dtype)];
-}
-
 // The delegate's own sentence where there is one, ExecuTorch's error otherwise.
 [[noreturn]] void refuse(const char* stage, const std::string& subject, const std::string& what, et::Error error) {
   if (!last_error().empty()) fail(Code::invalid_argument, last_error());
   fail(Code::invalid_argument, "[" + std::string(stage) + "] " + subject + ": " + what + " (" + et::to_string(error) + ").");
 }
 
-// What ExecuTorch logs while this thread runs a method: which call failed, and the check that failed in it. Its errors
-// are numbers, and this is the only place where it says more.
+// What ExecuTorch says while this thread is inside it: which call failed, and the check that failed in it, of which its
+// errors are only numbers. Where it would end the process, since a check of its own failed, the call fails instead.
 struct Heard {
-  bool listening = false;
+  int inside = 0;
   std::string check, call;
 };
 thread_local Heard heard;
-pal_emit_log_message_method log_on = nullptr;
+et::PalImpl before{};
+
+struct Aborted {};
 
 void listen(et_timestamp_t time, et_pal_log_level_t level, const char* file, const char* function, size_t line, const char* message,
             size_t length) {
-  if (heard.listening && level == et_pal_log_level_t::kError) {
+  if (heard.inside && (level == et_pal_log_level_t::kError || level == et_pal_log_level_t::kFatal)) {
     static const std::string start = "KernelCall failed at ";
     std::string text(message, length);
     if (text.compare(0, start.size(), start) == 0) {
@@ -64,7 +64,13 @@ void listen(et_timestamp_t time, et_pal_log_level_t level, const char* file, con
       heard.check = std::move(text);
     }
   }
-  if (log_on) log_on(time, level, file, function, line, message, length);
+  if (before.emit_log_message) before.emit_log_message(time, level, file, function, line, message, length);
+}
+
+void refuse_to_abort() {
+  if (heard.inside) throw Aborted();
+  if (before.abort) before.abort();
+  std::abort();
 }
 
 // Once, in front of whoever takes the log; `register_pal` would do it too, but logs that it does.
@@ -72,16 +78,77 @@ void start_listening() {
   static const bool done = [] {
     et::runtime_init();
     auto* pal = const_cast<et::PalImpl*>(et::get_pal_impl());
-    log_on = pal->emit_log_message;
+    before.emit_log_message = pal->emit_log_message;
+    before.abort = pal->abort;
     pal->emit_log_message = listen;
+    pal->abort = refuse_to_abort;
     return true;
   }();
   (void)done;
 }
 
+// While it lives, this thread is inside ExecuTorch.
+class Inside {
+ public:
+  Inside() {
+    start_listening();
+    clear_last_error();
+    if (heard.inside++ == 0) heard.check.clear(), heard.call.clear();
+  }
+  ~Inside() { --heard.inside; }
+  Inside(const Inside&) = delete;
+};
+
+// ---- kernels over sizes that divide: ExecuTorch's own end the process where the divisor is 0
+
+// As Python's //, in floats: of the multiples of b, the one below a.
+double floor_quotient(double a, double b) {
+  const double rest = std::fmod(a, b), whole = (a - rest) / b;
+  return std::round(rest != 0 && (b < 0) != (rest < 0) ? whole - 1 : whole);
+}
+
+int64_t floor_quotient(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+
+template <typename Divide>
+void divide_sizes(et::KernelRuntimeContext& context, et::Span<et::EValue*> stack, const Divide& divide) {
+  if (stack.size() != 3 || !stack[0]->isInt() || !stack[1]->isInt()) return context.fail(et::Error::NotSupported);
+  const int64_t a = stack[0]->toInt(), b = stack[1]->toInt();
+  if (b == 0 || (b == -1 && a == INT64_MIN)) {
+    ET_LOG(Error, "a size is divided by %lld", static_cast<long long>(b));
+    return context.fail(et::Error::InvalidArgument);
+  }
+  *stack[2] = et::EValue(divide(a, b));
+}
+
+void floordiv(et::KernelRuntimeContext& context, et::Span<et::EValue*> stack) {
+  const auto number = [&](size_t i) { return stack[i]->isInt() ? static_cast<double>(stack[i]->toInt()) : stack[i]->toDouble(); };
+  if (stack.size() == 3 && (stack[0]->isDouble() || stack[1]->isDouble())) {
+    *stack[2] = et::EValue(floor_quotient(number(0), number(1)));
+  } else {
+    divide_sizes(context, stack, [](int64_t a, int64_t b) { return floor_quotient(a, b); });
+  }
+}
+
+void mod(et::KernelRuntimeContext& context, et::Span<et::EValue*> stack) {
+  divide_sizes(context, stack, [](int64_t a, int64_t b) { return a - floor_quotient(a, b) * b; });
+}
+
+// ExecuTorch's kernels in this process, with these divisions instead of its own.
+std::vector<et::Kernel> kernels_of_method() {
+  std::vector<et::Kernel> all = {
+      et::Kernel("executorch_prim::floordiv.int", floordiv), et::Kernel("executorch_prim::floordiv.Scalar", floordiv),
+      et::Kernel("executorch_prim::mod.int", mod), et::Kernel("executorch_prim::mod.Scalar", mod)};
+  const size_t ours = all.size();
+  for (const et::Kernel& kernel : et::get_registered_kernels()) {
+    const auto same = [&](const et::Kernel& other) { return std::strcmp(other.name_, kernel.name_) == 0; };
+    if (std::none_of(all.begin(), all.begin() + static_cast<ptrdiff_t>(ours), same)) all.push_back(kernel);
+  }
+  return all;
+}
+
 // "instruction 0:2 in operator aten::index.Tensor_out: 0x12" with the check, where they were heard.
 std::string what_failed() {
-  if (heard.call.empty()) return "an ExecuTorch kernel refused the input";
+  if (heard.call.empty()) return "an ExecuTorch kernel refused the input" + (heard.check.empty() ? "" : ": " + heard.check);
   const size_t in = heard.call.find(" in operator "), code = heard.call.rfind(": 0x");
   std::string name = heard.call.substr(in + 13, code - in - 13);
   if (name.back() == '.') name.pop_back();  // an op without overloads
@@ -234,6 +301,15 @@ class Recorder final : public et::EventTracer {
   std::vector<MethodEvent>* events_ = nullptr;
 };
 
+// The data of an input in memory of ours, where they fit.
+const void* copy_into(et::Span<uint8_t> memory, const Argument& arg, size_t i) {
+  size_t bytes = dtype_bytes(arg.dtype);
+  for (size_t d = 0; d < arg.rank; ++d) bytes *= static_cast<size_t>(arg.sizes[d]);
+  if (bytes > memory.size()) fail(Code::invalid_argument, "[run] input " + std::to_string(i) + ": is larger than the method allows.");
+  if (bytes > 0) std::memcpy(memory.data(), arg.data, bytes);
+  return memory.data();
+}
+
 // One input as ExecuTorch's tensor; the arrays live as long as the method.
 struct Input {
   std::vector<SizesType> sizes;
@@ -250,8 +326,6 @@ std::vector<std::string> kernel_names() {
 }
 
 struct Method::Loaded {
-  std::mutex mutex;
-  std::string name;
   std::unique_ptr<MmapDataLoader> loader;
   std::unique_ptr<et::Program> program;
   std::unique_ptr<MappedFile> weights;
@@ -261,47 +335,60 @@ struct Method::Loaded {
   MallocMemoryAllocator method_memory, temp_memory;
   std::unique_ptr<et::MemoryManager> memory;
   Recorder recorder;
+  const std::vector<et::Kernel> kernels = kernels_of_method();
   std::unique_ptr<et::Method> method;  // last: destroyed first
   std::vector<Input> inputs;
+  std::map<size_t, Pages> written;  // memory of inputs that the method writes: the caller's may be too small for it
   size_t planned_bytes = 0;
 
+  Loaded(const PteFile& file, const std::string& name, const MappedWeights& mapped);
   TensorImpl tensor(size_t i, const Argument& arg);
-  void set_input(size_t i, const MethodInput& input);
-  void give(size_t i, Results& results);
+  void set_input(size_t i, const MethodInput& input, const std::string& name);
+  void give(size_t i, ResultSink& results);
 };
 
-Method::Method(const std::string& path, const std::string& name, const MappedWeights& weights) : loaded_(std::make_unique<Loaded>()) {
-  Loaded& l = *loaded_;
-  l.name = name;
-  clear_last_error();
-  start_listening();
-  auto loader = MmapDataLoader::from(path.c_str(), MmapDataLoader::MlockConfig::NoMlock);
-  if (!loader.ok()) refuse("load", path, "cannot be opened", loader.error());
-  l.loader = std::make_unique<MmapDataLoader>(std::move(loader.get()));
-  auto program = et::Program::load(l.loader.get(), et::Program::Verification::InternalConsistency);
-  if (!program.ok()) refuse("load", path, "is not a program that ExecuTorch reads", program.error());
-  l.program = std::make_unique<et::Program>(std::move(program.get()));
-  const auto meta = l.program->method_meta(name.c_str());
-  if (!meta.ok()) refuse("load", path, "has no method '" + name + "'", meta.error());
+Method::Loaded::Loaded(const PteFile& file, const std::string& name, const MappedWeights& mapped) {
+  auto opened = MmapDataLoader::from(file.open_path().c_str(), MmapDataLoader::MlockConfig::NoMlock);
+  if (!opened.ok()) refuse("load", file.path(), "cannot be mapped", opened.error());
+  loader = std::make_unique<MmapDataLoader>(std::move(opened.get()));
+  auto read = et::Program::load(loader.get(), et::Program::Verification::InternalConsistency);
+  if (!read.ok()) refuse("load", file.path(), "is not a program that ExecuTorch reads", read.error());
+  program = std::make_unique<et::Program>(std::move(read.get()));
+  const auto meta = program->method_meta(name.c_str());
+  if (!meta.ok()) refuse("load", file.path(), "has no method '" + name + "'", meta.error());
   for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
     const auto bytes = meta->memory_planned_buffer_size(i);
-    if (!bytes.ok() || bytes.get() < 0) refuse("load", path, "plans memory of no size", bytes.error());
-    l.planned_bytes += static_cast<size_t>(bytes.get());
-    l.pages.emplace_back(static_cast<size_t>(bytes.get()));
-    l.spans.push_back(l.pages.back().span());
+    if (!bytes.ok() || bytes.get() < 0) refuse("load", file.path(), "plans memory of no size", bytes.error());
+    planned_bytes += static_cast<size_t>(bytes.get());
+    pages.emplace_back(static_cast<size_t>(bytes.get()));
+    spans.push_back(pages.back().span());
   }
-  l.planned = std::make_unique<et::HierarchicalAllocator>(et::Span<et::Span<uint8_t>>(l.spans.data(), l.spans.size()));
-  l.memory = std::make_unique<et::MemoryManager>(&l.method_memory, l.planned.get(), &l.temp_memory);
-  if (!weights.path.empty()) l.weights = std::make_unique<MappedFile>(weights);
-  auto method = l.program->load_method(name.c_str(), l.memory.get(), &l.recorder, l.weights.get());
-  if (!method.ok()) refuse("load", path, "its method '" + name + "' cannot be loaded", method.error());
-  l.method = std::make_unique<et::Method>(std::move(method.get()));
-  l.inputs.resize(l.method->inputs_size());
+  planned = std::make_unique<et::HierarchicalAllocator>(et::Span<et::Span<uint8_t>>(spans.data(), spans.size()));
+  memory = std::make_unique<et::MemoryManager>(&method_memory, planned.get(), &temp_memory);
+  if (!mapped.path.empty()) weights = std::make_unique<MappedFile>(mapped);
+  auto made = program->load_method(name.c_str(), memory.get(), &recorder, weights.get(), nullptr, {kernels.data(), kernels.size()});
+  if (!made.ok()) refuse("load", file.path(), "its method '" + name + "' cannot be loaded", made.error());
+  method = std::make_unique<et::Method>(std::move(made.get()));
+  inputs.resize(method->inputs_size());
+  for (const auto& [i, bytes] : file.written_inputs(name)) written.emplace(i, Pages(bytes));
+}
+
+Method::Method(std::shared_ptr<const PteFile> file, const std::string& name, const MappedWeights& weights)
+    : file_(std::move(file)), name_(name), weights_(weights) {
+  load();
 }
 
 Method::~Method() = default;
 
-size_t Method::planned_bytes() const { return loaded_->planned_bytes; }
+void Method::load() {
+  const Inside inside;
+  try {
+    loaded_ = std::make_unique<Loaded>(*file_, name_, weights_);
+  } catch (const Aborted&) {
+    fail(Code::invalid_program, "[load] " + file_->path() + ": ExecuTorch cannot load its method '" + name_ + "' (" + heard.check + ").");
+  }
+  planned_bytes_ = loaded_->planned_bytes;
+}
 
 // Sizes and strides are int32 there.
 TensorImpl Method::Loaded::tensor(size_t i, const Argument& arg) {
@@ -323,7 +410,7 @@ TensorImpl Method::Loaded::tensor(size_t i, const Argument& arg) {
                     in.order.data(), in.strides.data());
 }
 
-void Method::Loaded::set_input(size_t i, const MethodInput& input) {
+void Method::Loaded::set_input(size_t i, const MethodInput& input, const std::string& name) {
   et::Error status = et::Error::Ok;
   switch (input.kind) {
     case MethodInput::Kind::number: status = method->set_input(et::EValue(input.number), i); break;
@@ -333,14 +420,16 @@ void Method::Loaded::set_input(size_t i, const MethodInput& input) {
       if (input.argument.dtype == DType::integer) {
         status = method->set_input(et::EValue(input.argument.value), i);
       } else {
-        TensorImpl impl = tensor(i, input.argument);  // read while it is set: ExecuTorch keeps only the data pointer
+        Argument argument = input.argument;
+        if (const auto it = written.find(i); it != written.end()) argument.data = copy_into(it->second.span(), argument, i);
+        TensorImpl impl = tensor(i, argument);  // read while it is set: ExecuTorch keeps only the data pointer
         status = method->set_input(et::EValue(Tensor(&impl)), i);
       }
   }
   if (status != et::Error::Ok) refuse("run", "method '" + name + "'", "ExecuTorch refused input " + std::to_string(i), status);
 }
 
-void Method::Loaded::give(size_t i, Results& results) {
+void Method::Loaded::give(size_t i, ResultSink& results) {
   const et::EValue& value = method->get_output(i);
   if (value.isTensor()) {
     const Tensor& t = value.toTensor();
@@ -350,6 +439,7 @@ void Method::Loaded::give(size_t i, Results& results) {
     }
     if (!is_contiguous(t)) fail(Code::not_supported, "[run] output " + std::to_string(i) + ": only the default dim order is supported.");
     const std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end());
+    if (t.nbytes() > 0 && !t.const_data_ptr()) fail(Code::internal, "[run] output " + std::to_string(i) + ": it has no memory.");
     void* to = results.tensor(dtype, sizes.data(), sizes.size());
     if (t.nbytes() > 0) std::memcpy(to, t.const_data_ptr(), t.nbytes());
   } else if (value.isInt()) {
@@ -365,21 +455,25 @@ void Method::Loaded::give(size_t i, Results& results) {
   }
 }
 
-void Method::run(const MethodInput* inputs, size_t count, Results& results, std::vector<MethodEvent>* events) {
+void Method::run(const MethodInput* inputs, size_t count, ResultSink& results, std::vector<MethodEvent>* events) {
+  const std::lock_guard<Lock> guard(lock_);
+  if (!loaded_) load();
+  const Inside inside;
   Loaded& l = *loaded_;
-  std::lock_guard<std::mutex> lock(l.mutex);
-  clear_last_error();
   if (count != l.inputs.size()) {
-    fail(Code::invalid_argument, "[run] method '" + l.name + "': expected " + std::to_string(l.inputs.size()) + " inputs, got " +
+    fail(Code::invalid_argument, "[run] method '" + name_ + "': expected " + std::to_string(l.inputs.size()) + " inputs, got " +
                                      std::to_string(count) + ".");
   }
-  for (size_t i = 0; i < count; ++i) l.set_input(i, inputs[i]);
-  heard = {true, "", ""};
-  l.recorder.record(events);
-  const et::Error status = l.method->execute();
-  l.recorder.record(nullptr);
-  heard.listening = false;
-  if (status != et::Error::Ok) refuse("run", "method '" + l.name + "'", what_failed(), status);
+  try {
+    for (size_t i = 0; i < count; ++i) l.set_input(i, inputs[i], name_);
+    l.recorder.record(events);
+    const et::Error status = l.method->execute();
+    l.recorder.record(nullptr);
+    if (status != et::Error::Ok) refuse("run", "method '" + name_ + "'", what_failed(), status);
+  } catch (const Aborted&) {
+    loaded_.reset();
+    fail(Code::invalid_argument, "[run] method '" + name_ + "': " + what_failed() + ".");
+  }
   for (size_t i = 0; i < l.method->outputs_size(); ++i) l.give(i, results);
 }
 

@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "lock.h"
 #include "program.h"
+#include "pte.h"
 
 namespace keepdim {
 
@@ -21,9 +23,9 @@ struct MethodInput {
 };
 
 // Takes the results of one call, in order.
-class KEEPDIM_API Results {
+class KEEPDIM_API ResultSink {
  public:
-  virtual ~Results() = default;
+  virtual ~ResultSink() = default;
   virtual void* tensor(DType dtype, const int64_t* sizes, size_t rank) = 0;  // where to write it
   virtual void integer(int64_t value) = 0;
   virtual void number(double value) = 0;
@@ -53,18 +55,25 @@ struct MethodEvent {
 
 class KEEPDIM_API Method {
  public:
-  Method(const std::string& path, const std::string& name, const MappedWeights& weights = {});
+  Method(std::shared_ptr<const PteFile> file, const std::string& name, const MappedWeights& weights = {});
   ~Method();
   Method(const Method&) = delete;
   Method& operator=(const Method&) = delete;
 
   // One call at a time; others wait.
-  void run(const MethodInput* inputs, size_t count, Results& results, std::vector<MethodEvent>* events = nullptr);
-  size_t planned_bytes() const;  // what ExecuTorch planned outside the delegates, at the upper bounds
+  void run(const MethodInput* inputs, size_t count, ResultSink& results, std::vector<MethodEvent>* events = nullptr);
+  size_t planned_bytes() const { return planned_bytes_; }  // what ExecuTorch planned outside the delegates, at the upper bounds
 
  private:
   struct Loaded;
-  std::unique_ptr<Loaded> loaded_;
+  void load();
+
+  const std::shared_ptr<const PteFile> file_;
+  const std::string name_;
+  const MappedWeights weights_;
+  Lock lock_{"method"};
+  std::unique_ptr<Loaded> loaded_;  // nullptr: a call left it half done, and the next one loads it anew
+  size_t planned_bytes_ = 0;
 };
 
 }  // namespace keepdim

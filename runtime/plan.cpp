@@ -21,7 +21,7 @@ constexpr int64_t kDefaultPlanLimit = int64_t{64} << 20;
 // ---- process-wide tables; made at first use, so that static registration order makes no difference
 
 struct Registry {
-  std::mutex mutex;
+  TableLock lock;
   std::deque<EngineInfo> engines;  // a deque: references stay valid
   std::vector<void (*)(const EngineInfo&)> hooks;
 };
@@ -32,7 +32,7 @@ Registry& registry() {
 }
 
 struct Live {
-  std::mutex mutex;
+  TableLock lock;
   std::map<uint64_t, const Delegate*> delegates;
   uint64_t next = 1;
 };
@@ -43,7 +43,7 @@ Live& live() {
 }
 
 struct Settings {
-  std::mutex mutex;
+  TableLock lock;
   Options options{0, 0, kDefaultPlanLimit};
 };
 
@@ -60,14 +60,6 @@ std::string text_of_bytes(size_t bytes) {
   char text[32];
   std::snprintf(text, sizeof(text), unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
   return text;
-}
-
-size_t memory_limit() {
-  const int64_t limit = options().memory_limit;
-  if (limit > 0) return static_cast<size_t>(limit);
-  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
-  if (pages <= 0 || page <= 0) return SIZE_MAX;
-  return static_cast<size_t>(pages) / 4 * 3 * static_cast<size_t>(page);
 }
 
 std::string shape_text(const Program& program, const Value& value) {
@@ -87,8 +79,16 @@ size_t weight_size(const Program& program, const Value& value) {
 
 Options options() {
   Settings& s = settings();
-  std::lock_guard<std::mutex> lock(s.mutex);
+  const std::lock_guard<TableLock> guard(s.lock);
   return s.options;
+}
+
+size_t memory_limit() {
+  const int64_t limit = options().memory_limit;
+  if (limit > 0) return static_cast<size_t>(limit);
+  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
+  if (pages <= 0 || page <= 0) return SIZE_MAX;
+  return static_cast<size_t>(pages) / 4 * 3 * static_cast<size_t>(page);
 }
 
 void set_options(const Options& options) {
@@ -96,7 +96,7 @@ void set_options(const Options& options) {
     fail(Code::invalid_argument, "[options] threads, memory_limit, plan_limit: a value is negative.");
   }
   Settings& s = settings();
-  std::lock_guard<std::mutex> lock(s.mutex);
+  const std::lock_guard<TableLock> guard(s.lock);
   s.options = options;
 }
 
@@ -105,7 +105,7 @@ void register_engine(const EngineInfo& info) {
   std::vector<void (*)(const EngineInfo&)> hooks;
   const EngineInfo* kept = nullptr;
   {
-    std::lock_guard<std::mutex> lock(r.mutex);
+    const std::lock_guard<TableLock> guard(r.lock);
     for (const EngineInfo& e : r.engines) {
       if (std::string_view(e.name) == info.name) {
         fail(Code::internal, std::string("[load] engine '") + info.name + "': it is registered already.");
@@ -122,7 +122,7 @@ void on_engine(void (*hook)(const EngineInfo& info)) {
   Registry& r = registry();
   std::vector<const EngineInfo*> known;
   {
-    std::lock_guard<std::mutex> lock(r.mutex);
+    const std::lock_guard<TableLock> guard(r.lock);
     r.hooks.push_back(hook);
     for (const EngineInfo& e : r.engines) known.push_back(&e);
   }
@@ -133,7 +133,7 @@ namespace {
 
 const EngineInfo* registered(std::string_view name) {
   Registry& r = registry();
-  std::lock_guard<std::mutex> lock(r.mutex);
+  const std::lock_guard<TableLock> guard(r.lock);
   for (const EngineInfo& e : r.engines)
     if (name == e.name) return &e;
   return nullptr;
@@ -141,8 +141,8 @@ const EngineInfo* registered(std::string_view name) {
 
 // Loading its library registers an engine.
 void load_library(const std::string& name) {
-  static std::mutex* const mutex = new std::mutex;
-  std::lock_guard<std::mutex> lock(*mutex);
+  static Lock* const lock = new Lock("engine");
+  const std::lock_guard<Lock> guard(*lock);
   if (registered(name)) return;
   Dl_info here;
   if (!dladdr(reinterpret_cast<void*>(&load_library), &here) || !here.dli_fname) return;
@@ -184,7 +184,7 @@ void over_limit(const char* engine, const Contract& contract, const int64_t* siz
 
 std::vector<std::string> engine_names() {
   Registry& r = registry();
-  std::lock_guard<std::mutex> lock(r.mutex);
+  const std::lock_guard<TableLock> guard(r.lock);
   std::vector<std::string> names;
   for (const EngineInfo& e : r.engines) names.push_back(e.name);
   return names;
@@ -232,7 +232,7 @@ void PlanCache::clear() {
 
 Bytes States::find(const std::string& key, size_t bytes) {
   constexpr size_t align = 64;
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> guard(lock_);
   auto it = all_.find(key);
   if (it == all_.end()) {
     // calloc's pages are zeros that cost nothing until they are touched.
@@ -250,7 +250,7 @@ Bytes States::find(const std::string& key, size_t bytes) {
 }
 
 size_t States::bytes() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> guard(lock_);
   return bytes_;
 }
 
@@ -273,14 +273,14 @@ Delegate::Delegate(const EngineInfo& engine, std::string_view json, const Weight
   });
 
   Live& l = live();
-  std::lock_guard<std::mutex> lock(l.mutex);
+  const std::lock_guard<TableLock> guard(l.lock);
   counters_.id = l.next++;
   l.delegates[counters_.id] = this;
 }
 
 Delegate::~Delegate() {
   Live& l = live();
-  std::lock_guard<std::mutex> lock(l.mutex);
+  const std::lock_guard<TableLock> guard(l.lock);
   l.delegates.erase(counters_.id);
 }
 
@@ -362,7 +362,7 @@ Plan& Delegate::plan(Trace* trace) {
 }
 
 void Delegate::run(const Argument* args, size_t count, Outputs& outputs, Trace* trace) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> guard(lock_);
   const Contract& contract = program_.contract;
   ++counters_.calls;
   contract.bind(args, count, bound_, sizes_);
@@ -384,7 +384,7 @@ void Delegate::run(const Argument* args, size_t count, Outputs& outputs, Trace* 
 }
 
 Counters Delegate::counters() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> guard(lock_);
   Counters c = counters_;
   c.plans = cache_.size();
   c.plan_bytes = cache_.bytes();
@@ -394,15 +394,17 @@ Counters Delegate::counters() const {
 }
 
 void Delegate::clear_plans() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<Lock> guard(lock_);
   cache_.clear();
 }
 
 std::vector<Counters> live_counters() {
   Live& l = live();
-  std::lock_guard<std::mutex> lock(l.mutex);
+  const std::lock_guard<TableLock> guard(l.lock);
   std::vector<Counters> out;
-  for (const auto& [id, delegate] : l.delegates) out.push_back(delegate->counters());
+  for (const auto& [id, delegate] : l.delegates) {
+    if (!delegate->lost()) out.push_back(delegate->counters());
+  }
   return out;
 }
 

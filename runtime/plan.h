@@ -4,13 +4,13 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "engine.h"
+#include "lock.h"
 #include "program.h"
 
 namespace keepdim {
@@ -60,7 +60,7 @@ class KEEPDIM_API States {
     size_t bytes;
     std::shared_ptr<void> own;
   };
-  mutable std::mutex mutex_;
+  mutable Lock lock_{"state"};
   std::unordered_map<std::string, Memory> all_;
   size_t bytes_ = 0;
 };
@@ -87,6 +87,7 @@ class KEEPDIM_API Delegate {
   Counters counters() const;
   uint64_t id() const { return counters_.id; }  // unique in the process
   void clear_plans();
+  bool lost() const { return lock_.lost(); }  // a forked process has it half run
 
  private:
   Weights checked(const Weights& weights, const Release& release);
@@ -96,7 +97,7 @@ class KEEPDIM_API Delegate {
 
   const EngineInfo& info_;
   const Program program_;
-  mutable std::mutex mutex_;
+  mutable Lock lock_{"delegate"};
   std::vector<DimId> key_dims_;
   std::shared_ptr<States> states_;
   std::map<std::string, std::unique_ptr<char[]>> copies_;  // of weights whose memory is not aligned

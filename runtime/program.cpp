@@ -1,10 +1,10 @@
 // JSON to Contract and Program. Everything is checked while it is read: what comes out is valid.
 #include "program.h"
 
-#include <initializer_list>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <unordered_set>
+
+#include "json.h"
 
 namespace keepdim {
 
@@ -12,7 +12,7 @@ namespace {
 
 // Letters, digits and _, no digit first; bytes of other alphabets count as letters.
 bool is_identifier(const std::string& name) {
-  const auto letter = [](unsigned char c) { return c == '_' || c >= 0x80 || (c | 32) - 'a' < 26u; };
+  const auto letter = [](unsigned char c) { return c == '_' || c >= 0x80 || (c | 32) - unsigned{'a'} < 26u; };
   const auto digit = [](unsigned char c) { return c >= '0' && c <= '9'; };
   if (name.empty() || !letter(name[0])) return false;
   for (unsigned char c : name) {
@@ -21,8 +21,8 @@ bool is_identifier(const std::string& name) {
   return true;
 }
 
-using Json = nlohmann::json;
 constexpr int kMaxRegionDepth = 32;  // regions are read recursively
+constexpr size_t kMaxRank = 64, kMaxOperands = 256;  // of a tensor, and of a dim; as in keepdim/contract.py
 
 struct DTypeRow {
   const char* name;
@@ -34,97 +34,29 @@ constexpr DTypeRow kDTypes[] = {
     {"i32", 4},       {"i64", 8},       {"bool", 1},      {"int", 0},       {"python", 0},      {"q8_0", 34, 32},   {"q4_0", 18, 32},
     {"q4_1", 20, 32}, {"q5_0", 22, 32}, {"q5_1", 24, 32}, {"q4_k", 144, 256}, {"q5_k", 176, 256}, {"q6_k", 210, 256}};
 
-[[noreturn]] void refuse(const std::string& subject, const std::string& fact) {
-  fail(Code::invalid_program, "[verify] " + subject + ": " + fact);
-}
-
 std::string quote(const std::string& text) { return "'" + text + "'"; }
 
-// ---- fields with their types
-
-const Json& field(const Json& object, const char* name, const std::string& subject) {
-  if (!object.is_object()) refuse(subject, std::string("expected an object, got ") + object.type_name() + ".");
-  const auto it = object.find(name);
-  if (it == object.end()) refuse(subject, std::string("the field '") + name + "' is missing.");
-  return *it;
-}
-
-[[noreturn]] void wrong_type(const std::string& subject, const char* name, const char* expected, const Json& got) {
-  refuse(subject, std::string("'") + name + "' is not " + expected + " (" + got.type_name() + ").");
-}
-
-const Json& list(const Json& object, const char* name, const std::string& subject) {
-  const Json& j = field(object, name, subject);
-  if (!j.is_array()) wrong_type(subject, name, "a list", j);
-  return j;
-}
-
-const std::string& string(const Json& object, const char* name, const std::string& subject) {
-  const Json& j = field(object, name, subject);
-  if (!j.is_string()) wrong_type(subject, name, "a string", j);
-  return j.get_ref<const std::string&>();
-}
-
-int64_t as_integer(const Json& j, const char* name, const std::string& subject) {
-  if (!j.is_number_integer()) wrong_type(subject, name, "an integer", j);
-  if (j.is_number_unsigned() && j.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
-    refuse(subject, std::string("'") + name + "' overflows int64.");
-  }
-  return j.get<int64_t>();
-}
-
-int64_t integer(const Json& object, const char* name, const std::string& subject) {
-  return as_integer(field(object, name, subject), name, subject);
-}
-
-// An index into something that has `count` elements.
-uint32_t index(const Json& j, const char* name, size_t count, const std::string& subject) {
-  const int64_t v = as_integer(j, name, subject);
-  if (v < 0 || static_cast<uint64_t>(v) >= count) {
-    refuse(subject, std::string("'") + name + "' " + std::to_string(v) + " does not exist; there are " + std::to_string(count) + ".");
-  }
-  return static_cast<uint32_t>(v);
-}
-
-template <typename T>
-T choice(const std::string& word, std::initializer_list<const char*> words, const char* what, const std::string& subject) {
-  size_t i = 0;
-  for (const char* w : words) {
-    if (word == w) return static_cast<T>(i);
-    ++i;
-  }
-  refuse(subject, std::string(what) + " " + quote(word) + " is not known.");
-}
-
-Json parse_json(std::string_view text) {
-  try {
-    return Json::parse(text.begin(), text.end());
-  } catch (const Json::parse_error& e) {
-    refuse("program", "not well-formed JSON (at byte " + std::to_string(e.byte) + ").");
-  } catch (const Json::exception&) {  // a number out of range
-    refuse("program", "not well-formed JSON.");
-  }
-}
+constexpr JsonReader in{"verify"};
 
 void check_version(const Json& j) {
-  const int64_t version = integer(j, "version", "program");
+  const int64_t version = in.integer(j, "version", "program");
   if (version > kFormatVersion) {
-    refuse("program", "format version " + std::to_string(version) + " is newer than this build reads (" +
+    in.refuse("program", "format version " + std::to_string(version) + " is newer than this build reads (" +
                           std::to_string(kFormatVersion) + "). Upgrade keepdim.");
   }
-  if (version < kFormatVersion) refuse("program", "format version " + std::to_string(version) + " does not exist.");
+  if (version < kFormatVersion) in.refuse("program", "format version " + std::to_string(version) + " does not exist.");
 }
 
 DType read_dtype(const Json& j, const std::string& subject) {
-  const std::string& name = string(j, "dtype", subject);
+  const std::string& name = in.string(j, "dtype", subject);
   DType dtype;
-  if (!find_dtype(name, &dtype)) refuse(subject, "dtype " + quote(name) + " is not known.");
+  if (!find_dtype(name, &dtype)) in.refuse(subject, "dtype " + quote(name) + " is not known.");
   return dtype;
 }
 
-class ContractReader {
+class ContractReader : private JsonReader {
  public:
-  ContractReader(Contract& contract, bool bare) : c_(contract), bare_(bare) {}
+  ContractReader(Contract& contract, bool bare) : JsonReader(in), c_(contract), bare_(bare) {}
 
   void read(const Json& j) {
     static const Json none = Json::array();
@@ -150,7 +82,9 @@ class ContractReader {
   // The dims of a spec or value: ids, sizes that cannot be negative, and a byte count that cannot overflow.
   std::vector<DimId> read_dims(const Json& j, DType dtype, const std::string& subject) {
     std::vector<DimId> dims;
-    for (const Json& id : list(j, "dims", subject)) dims.push_back(index(id, "dims", c_.dims.size(), subject));
+    const Json& ids = list(j, "dims", subject);
+    if (ids.size() > kMaxRank) refuse(subject, "has " + std::to_string(ids.size()) + " dims, more than " + std::to_string(kMaxRank) + ".");
+    for (const Json& id : ids) dims.push_back(index(id, "dims", c_.dims.size(), subject));
     if (dtype == DType::integer && dims.size() != 1) {
       refuse(subject, "dtype int takes exactly 1 dim, has " + std::to_string(dims.size()) + ".");
     }
@@ -201,6 +135,7 @@ class ContractReader {
       return;
     }
     if (!j[1].is_array()) wrong_type(subject, "operands", "a list", j[1]);
+    if (j[1].size() > kMaxOperands) refuse(subject, "has " + std::to_string(j[1].size()) + " operands, more than " + std::to_string(kMaxOperands) + ".");
     std::vector<DimId> args;
     for (const Json& arg : j[1]) {
       const int64_t v = as_integer(arg, "operand", subject);
@@ -293,9 +228,9 @@ class ContractReader {
   std::unordered_set<std::string> symbol_names_;
 };
 
-class ProgramReader {
+class ProgramReader : private JsonReader {
  public:
-  explicit ProgramReader(Program& program) : p_(program), contract_(program.contract, false) {}
+  explicit ProgramReader(Program& program) : JsonReader(in), p_(program), contract_(program.contract, false) {}
 
   void read(const Json& j) {
     contract_.read(field(j, "contract", "program"));
@@ -499,15 +434,15 @@ bool find_dtype(std::string_view name, DType* dtype) {
 }
 
 Contract Contract::parse(std::string_view json) {
-  const Json j = parse_json(json);
+  const Json j = in.parse(json, "program");
   check_version(j);
   Contract contract;
-  ContractReader(contract, true).read(field(j, "contract", "program"));
+  ContractReader(contract, true).read(in.field(j, "contract", "program"));
   return contract;
 }
 
 Program Program::parse(std::string_view json) {
-  const Json j = parse_json(json);
+  const Json j = in.parse(json, "program");
   check_version(j);
   Program program;
   ProgramReader(program).read(j);

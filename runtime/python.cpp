@@ -4,6 +4,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -11,8 +12,10 @@
 
 #include "backend.h"
 #include "cpu.h"
+#include "ggml/gguf_file.h"
 #include "method.h"
 #include "plan.h"
+#include "pte.h"
 #include "quant.h"
 
 namespace nb = nanobind;
@@ -221,7 +224,7 @@ void* data_of(nb::handle tensor) {
 }
 
 // Collects what a run gives while the GIL is released; takes it back to make each tensor.
-class TorchResults final : public Results {
+class TorchResults final : public ResultSink {
  public:
   void* tensor(DType dtype, const int64_t* sizes, size_t rank) override {
     const nb::gil_scoped_acquire gil;
@@ -242,7 +245,16 @@ class TorchResults final : public Results {
   void integer(int64_t value) override { add([&] { return nb::object(nb::int_(value)); }); }
   void number(double value) override { add([&] { return nb::object(nb::float_(value)); }); }
   void truth(bool value) override { add([&] { return nb::object(nb::bool_(value)); }); }
-  void text(const std::string& value) override { add([&] { return nb::object(nb::str(value.c_str(), value.size())); }); }
+  void text(const std::string& value) override {
+    add([&] {
+      nb::object made = nb::steal(PyUnicode_DecodeUTF8(value.data(), static_cast<Py_ssize_t>(value.size()), nullptr));
+      if (!made.is_valid()) {
+        PyErr_Clear();
+        fail(Code::invalid_program, "[run] output " + std::to_string(nb::len(out)) + ": its text is not UTF-8.");
+      }
+      return made;
+    });
+  }
   void none() override { add([] { return nb::object(nb::none()); }); }
 
   nb::list out;
@@ -255,10 +267,16 @@ class TorchResults final : public Results {
   }
 };
 
+void open_file(PteFile* file, const nb::bytes& path, bool verify) {
+  const std::string name(path.c_str(), path.size());
+  const nb::gil_scoped_release release;
+  new (file) PteFile(name, verify);
+}
+
 class PyMethod {
  public:
-  PyMethod(const std::string& path, const std::string& name, const std::string& weights, const Spans& spans)
-      : method_(path, name, {weights, spans}) {}
+  PyMethod(std::shared_ptr<PteFile> file, const std::string& name, const nb::bytes& weights, const Spans& spans)
+      : method_(std::move(file), name, {{weights.c_str(), weights.size()}, spans}) {}
 
   // Inputs as Contract.inputs gives them: contiguous tensors on the CPU, numbers, flags.
   nb::list call(nb::handle arguments) { return run(arguments, nullptr); }
@@ -581,7 +599,16 @@ nb::dict build_info_dict() {
 NB_MODULE(_native, m) {
   if (const std::string problem = cpu_problem(); !problem.empty()) throw nb::import_error(problem.c_str());
   nb::set_leak_warnings(false);  // a module that lives until the process ends is no leak, and we print nothing
-  nb::exception<Error>(m, "Error", PyExc_RuntimeError);
+  // What is quoted in a sentence may be any bytes of a file.
+  static PyObject* const error = nb::exception<Error>(m, "Error", PyExc_RuntimeError).inc_ref().ptr();
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Error& e) {
+      const nb::object text = nb::steal(PyUnicode_DecodeUTF8(e.what(), static_cast<Py_ssize_t>(std::strlen(e.what())), "replace"));
+      if (text.is_valid()) PyErr_SetObject(error, text.ptr());
+    }
+  });
 
   nb::class_<PyContract>(m, "Contract")
       .def(nb::init<const nb::bytes&>(), "json"_a)
@@ -591,8 +618,18 @@ NB_MODULE(_native, m) {
       .def("check_results", &PyContract::check_results, "args"_a, "results"_a,
            "Raises what is wrong with the results of a run on these arguments: sizes that data decided.")
       .def_prop_ro("symbols", &PyContract::symbols);
+  nb::class_<PteFile>(m, "File")
+      .def("__init__", open_file, "path"_a, "verify"_a = false, "A .pte, checked; with `verify` its weights too.")
+      .def("fileno", &PteFile::descriptor)
+      .def_prop_ro("size", &PteFile::program_bytes, "Bytes before the trailer.")
+      .def_prop_ro("sha256", &PteFile::sha256, "Of everything but the weights.")
+      .def_prop_ro("weights", [](const PteFile& file) {
+        nb::list out;
+        for (const WeightSpan& w : file.weights()) out.append(nb::make_tuple(w.key, w.offset, w.size, w.sha256));
+        return out;
+      }, "(key, offset, bytes, sha256) of each.");
   nb::class_<PyMethod>(m, "Method")
-      .def(nb::init<const std::string&, const std::string&, const std::string&, const Spans&>(), "path"_a, "name"_a, "weights"_a = "",
+      .def(nb::init<std::shared_ptr<PteFile>, const std::string&, const nb::bytes&, const Spans&>(), "file"_a, "name"_a, "weights"_a = nb::bytes("", 0),
            "spans"_a = nb::dict())
       .def("__call__", &PyMethod::call, "inputs"_a, "Run on ExecuTorch's inputs in order; its outputs in order.")
       .def("profile", &PyMethod::profile, "inputs"_a, "The same with every event of the run: name, about, start, end, delegated.")
@@ -615,6 +652,8 @@ NB_MODULE(_native, m) {
 
   m.def("quantise", quantise_rows, "rows"_a, "dtype"_a, "f32 [rows, k] to u8 [rows, bytes of a row].");
   m.def("dequantise", dequantise_rows, "rows"_a, "dtype"_a, "u8 [rows, bytes of a row] to f32 [rows, k].");
+  m.def("check_gguf", [](const nb::bytes& path) { check_gguf({path.c_str(), path.size()}); }, "path"_a,
+        "Raises which count, length or offset of a GGUF file does not fit into it.");
   m.def("live", live, "Counters of every living delegate.");
   m.def("last_error", [] { return last_error(); }, "The sentence of this thread's last failure.");
   m.def("clear_last_error", [] { clear_last_error(); });

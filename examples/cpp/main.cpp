@@ -1,8 +1,9 @@
-// Runs a .pte at the sizes given, with ExecuTorch's own Module and nothing of Python:
+// Runs a .pte at the sizes given, without Python:
 //   runner model.pte 1x1x64 1x17x64 8x256x64
-// A size outside the contract is refused by the delegate, in a sentence in ExecuTorch's log; the next call works.
-#include <executorch/extension/module/module.h>
+// The file is checked before it is used: a damaged or forged one is refused. A call outside the contract is refused in a
+// sentence, and the next call works.
 #include <executorch/extension/tensor/tensor_ptr.h>
+#include <keepdim/keepdim.h>
 
 #include <cstdio>
 #include <numeric>
@@ -13,7 +14,6 @@
 using executorch::aten::SizesType;
 using executorch::aten::Tensor;
 using executorch::extension::make_tensor_ptr;
-using executorch::extension::Module;
 
 namespace {
 
@@ -36,6 +36,10 @@ std::vector<float> numbers(const std::vector<SizesType>& sizes) {
 }
 
 void print(const std::string& size, const Tensor& result) {
+  if (result.scalar_type() != executorch::aten::ScalarType::Float || result.numel() == 0) {
+    std::printf("%s -> %d elements\n", size.c_str(), static_cast<int>(result.numel()));
+    return;
+  }
   std::printf("%s -> ", size.c_str());
   for (ssize_t d = 0; d < result.dim(); ++d) std::printf(d > 0 ? "x%d" : "%d", static_cast<int>(result.size(d)));
   const float* data = result.const_data_ptr<float>();
@@ -51,7 +55,11 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s model.pte 1x17x64 [sizes ...]\n", argv[0]);
     return 2;
   }
-  Module module(argv[1], Module::LoadMode::Mmap);  // weights stay in the file until they are read
+  const auto module = keepdim::load(argv[1]);  // weights stay in the file until they are read
+  if (!module.ok()) {
+    std::fprintf(stderr, "%s\n", keepdim::last_error().c_str());
+    return 1;
+  }
   int refused = 0;
   for (int i = 2; i < argc; ++i) {
     const std::vector<SizesType> sizes = parse(argv[i]);
@@ -60,11 +68,13 @@ int main(int argc, char** argv) {
       return 2;
     }
     const auto input = make_tensor_ptr(sizes, numbers(sizes));
-    const auto results = module.forward(input);
-    if (results.ok()) {
-      print(argv[i], results->at(0).toTensor());
+    const auto results = (*module)->forward({input});
+    if (results.ok() && results->size() > 0 && (*results)[0].isTensor()) {
+      print(argv[i], (*results)[0].toTensor());
+    } else if (results.ok()) {
+      std::printf("%s: ran, its first result is not a tensor\n", argv[i]);
     } else {
-      std::printf("%s: refused (%s)\n", argv[i], executorch::runtime::to_string(results.error()));
+      std::printf("%s: refused: %s\n", argv[i], keepdim::last_error().c_str());
       ++refused;
     }
   }

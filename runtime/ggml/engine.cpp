@@ -1,5 +1,4 @@
 // The ggml engine: weights, one arena and one work buffer for all plans of a delegate, and the run itself.
-#include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 
@@ -15,6 +14,7 @@
 
 #include "build.h"
 #include "ggml_engine.h"
+#include "lock.h"
 #include "splits.h"
 
 namespace keepdim {
@@ -28,8 +28,6 @@ constexpr size_t rounded(size_t bytes, size_t to = kAlign) { return (bytes + to 
 
 thread_local int guarded = 0;
 ggml_abort_callback_t previous_callback = nullptr;
-// Threads do not follow a process into its fork, and libgomp, which torch uses too, would wait there for those it had.
-std::atomic<bool> forked = false;
 
 // The second net: rows check before they call ggml, so nothing should come here.
 void on_abort(const char* message) {
@@ -258,7 +256,8 @@ void GgmlEngine::compute(GgmlPlan& plan, Trace* trace) {
 }  // namespace
 
 int thread_limit() {
-  if (forked) return 1;
+  // Threads do not follow a process into its fork, and libgomp, which torch uses too, would wait there for those it had.
+  if (forked()) return 1;
   const int wanted = options().threads;
   if (wanted > 0) return std::min(wanted, 512);
   static const int available = [] {
@@ -291,7 +290,6 @@ const EngineInfo& ggml_engine() {
 void register_ggml_engine() {
   register_engine(ggml_engine());
   ggml::previous_callback = ggml_set_abort_callback(ggml::on_abort);
-  pthread_atfork(nullptr, nullptr, [] { ggml::forked = true; });
 }
 
 }  // namespace keepdim

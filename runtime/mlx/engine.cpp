@@ -1,12 +1,14 @@
 // The MLX engine: weights and states as MLX's arrays, plans that hold what sizes decide, and the run itself, which puts
 // the program together and evaluates it once.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 
+#include "lock.h"
 #include "op.h"
 #include "weights.h"
 
@@ -32,7 +34,8 @@ std::vector<std::string> row_names() {
 class Streams {
  public:
   Streams() {
-    const std::lock_guard<std::mutex> lock(mutex());
+    const std::lock_guard<TableLock> guard(lock());
+    check_process();
     if (!idle().empty()) {
       all_ = std::move(idle().back());
       idle().pop_back();
@@ -42,17 +45,24 @@ class Streams {
     if (mx::default_device() != mx::Device::cpu) all_.push_back(mx::new_thread_unsafe_stream(mx::Device::cpu));  // for f64
   }
   ~Streams() {
-    const std::lock_guard<std::mutex> lock(mutex());
+    const std::lock_guard<TableLock> guard(lock());
     idle().push_back(std::move(all_));
   }
   Streams(const Streams&) = delete;
   Streams& operator=(const Streams&) = delete;
   void use() const {
+    check_process();
     for (const mx::Stream& stream : all_) mx::set_default_stream(stream);
   }
 
  private:
-  static std::mutex& mutex() { return *new_once<std::mutex>(); }
+  // The threads of a stream do not follow a process into its fork: a call there would wait for them without end.
+  static void check_process() {
+    static const pid_t first = getpid();
+    if (getpid() == first) return;
+    fail(Code::not_supported, "[run] mlx: was used before this process was forked, and its threads are not in it. Start processes with spawn.");
+  }
+  static TableLock& lock() { return *new_once<TableLock>(); }
   static std::vector<std::vector<mx::Stream>>& idle() { return *new_once<std::vector<std::vector<mx::Stream>>>(); }
   template <class T>
   static T* new_once() {  // never destroyed: engines may end after this library's statics

@@ -1,0 +1,308 @@
+// A file called from C++: what keepdim/module.py and keepdim/signature.py are for Python.
+#include <executorch/extension/tensor/tensor_ptr.h>
+#include <sys/stat.h>
+
+#include <cstring>
+#include <mutex>
+
+#include "executorch.h"
+#include "guarded.h"
+#include "json.h"
+#include "keepdim.h"
+#include "method.h"
+#include "sha256.h"
+
+namespace keepdim {
+
+namespace {
+
+using executorch::extension::TensorPtr;
+
+constexpr const char* kContractMethod = "keepdim_contract";
+constexpr JsonReader in{"load"};
+
+// How an input travels: as it is, as the size of an empty tensor (value - offset), or as a tensor of one element.
+// ExecuTorch freezes plain integers, so those that may change are tensors.
+struct Transport {
+  enum class Kind : uint8_t { plain, size, item } kind = Kind::plain;
+  int64_t offset = 0;
+};
+
+struct Signature {
+  std::vector<Transport> transports;  // one for each input of the contract
+  std::vector<Json> constants;        // likewise: what an input of dtype python has to be
+  std::vector<size_t> mutated;        // inputs that the method changes; their new values come before its outputs
+  MappedWeights mapped;               // weights in another file; `path` is its name alone
+  uint64_t mapped_bytes = 0;
+  std::string mapped_sha256;
+};
+
+Signature read_signature(const Json& j, const Contract& contract) {
+  const std::string subject = "signature";
+  Signature s;
+  const size_t count = contract.inputs.size();
+  for (const Json& t : in.list(j, "transports", subject)) {
+    if (!t.is_array() || t.size() != 2 || !t[0].is_string()) in.refuse(subject, "'transports' cannot be read.");
+    s.transports.push_back({in.choice<Transport::Kind>(t[0].get_ref<const std::string&>(), {"", "size", "item"}, "transport", subject),
+                            in.as_integer(t[1], "transports", subject)});
+  }
+  for (const Json& c : in.list(j, "constants", subject)) s.constants.push_back(c);
+  if (s.transports.size() != count || s.constants.size() != count) in.refuse(subject, "it is not of " + std::to_string(count) + " inputs.");
+  if (j.contains("mutated")) {
+    for (const Json& i : in.list(j, "mutated", subject)) s.mutated.push_back(in.index(i, "mutated", count, subject));
+  }
+  if (!j.contains("mapped") || j["mapped"].is_null()) return s;
+  const Json& mapped = j["mapped"];
+  s.mapped.path = in.string(mapped, "name", subject);
+  if (s.mapped.path.empty() || s.mapped.path == "." || s.mapped.path == ".." || s.mapped.path.find_first_of(std::string("/\0", 2)) != std::string::npos) {
+    in.refuse(subject, "the name of its file of weights is not a plain file name.");
+  }
+  s.mapped_bytes = in.natural(mapped, "size", subject);
+  s.mapped_sha256 = in.string(mapped, "sha256", subject);
+  const Json& spans = in.field(mapped, "spans", subject);
+  if (!spans.is_object()) in.wrong_type(subject, "spans", "an object", spans);
+  for (const auto& [key, span] : spans.items()) {
+    if (!span.is_array() || span.size() != 2) in.refuse(subject, "'spans' cannot be read.");
+    s.mapped.spans[key] = {in.as_integer(span[0], "spans", subject), in.as_integer(span[1], "spans", subject)};
+  }
+  return s;
+}
+
+// The one result of a method that returns a text.
+class Text final : public ResultSink {
+ public:
+  void* tensor(DType, const int64_t*, size_t) override { wrong(); }
+  void integer(int64_t) override { wrong(); }
+  void number(double) override { wrong(); }
+  void truth(bool) override { wrong(); }
+  void text(const std::string& value) override { value_ = value; }
+  void none() override { wrong(); }
+  std::string value_;
+
+ private:
+  [[noreturn]] static void wrong() { in.refuse("contract", "it is not a text."); }
+};
+
+std::string read_text(const std::shared_ptr<const PteFile>& file, const char* method) {
+  Text text;
+  Method(file, method).run(nullptr, 0, text);
+  return std::move(text.value_);
+}
+
+// Results with memory of their own.
+class Values final : public ResultSink {
+ public:
+  void* tensor(DType dtype, const int64_t* sizes, size_t rank) override {
+    std::vector<SizesType> shape(sizes, sizes + rank);
+    size_t bytes = dtype_bytes(dtype);
+    for (size_t d = 0; d < rank; ++d) bytes *= static_cast<size_t>(sizes[d]);
+    held_.push_back(executorch::extension::make_tensor_ptr(std::move(shape), std::vector<uint8_t>(bytes), {}, {}, to_scalar_type(dtype)));
+    values.emplace_back(*held_.back());
+    return held_.back()->mutable_data_ptr();
+  }
+  void integer(int64_t value) override { values.emplace_back(value); }
+  void number(double value) override { values.emplace_back(value); }
+  void truth(bool value) override { values.emplace_back(value); }
+  void text(const std::string&) override { values.emplace_back(); }
+  void none() override { values.emplace_back(); }
+  std::vector<et::EValue> values;
+
+ private:
+  std::vector<TensorPtr> held_;
+};
+
+// Whether two files are the same: what the weights were when the model was lowered.
+void check_weights(const std::string& path, const Signature& s, bool verify) {
+  struct stat about {};
+  if (stat(path.c_str(), &about) != 0 || !S_ISREG(about.st_mode)) {
+    fail(Code::invalid_argument, "[load] " + path + ": holds the weights, and is not there. Put it next to the .pte, or give its path in LoadOptions.");
+  }
+  if (static_cast<uint64_t>(about.st_size) != s.mapped_bytes || (verify && file_sha256(path) != s.mapped_sha256)) {
+    fail(Code::invalid_argument, "[load] " + path + ": is not the file of weights that the model was lowered from. Give that file, or lower the model again.");
+  }
+}
+
+// One value as the contract sees it; its arrays live in `arrays` as long as the call.
+struct Input {
+  std::vector<int64_t> sizes;
+  std::vector<char> copy;  // of a tensor that is not contiguous
+};
+
+}  // namespace
+
+struct Module::Loaded {
+  std::shared_ptr<const PteFile> file;
+  std::string json;
+  Contract contract;
+  Signature signature;
+  std::vector<std::string> names;
+  std::unique_ptr<Method> method;
+
+  Argument argument(size_t i, const et::EValue& value, Input& in) const;
+  Argument result(size_t i, const et::EValue& value, Input& in) const;
+  MethodInput packed(size_t i, const et::EValue& value, const Argument& argument, Input& in) const;
+  void check_constant(size_t i, const et::EValue& value) const;
+  std::shared_ptr<Values> run(const std::vector<et::EValue>& inputs);
+  [[noreturn]] void refuse(size_t i, const std::string& fact) const {
+    fail(Code::invalid_argument, "[bind] input " + std::to_string(i) + " '" + contract.inputs[i].name + "': " + fact);
+  }
+};
+
+Argument Module::Loaded::argument(size_t i, const et::EValue& value, Input& in) const {
+  const Spec& spec = contract.inputs[i];
+  Argument arg{DType::python};
+  if (spec.dtype == DType::python) return arg;
+  if (value.isInt()) {
+    arg.dtype = DType::integer;
+    arg.value = value.toInt();
+    return arg;
+  }
+  if (!value.isTensor()) refuse(i, std::string("expected dtype ") + dtype_name(spec.dtype) + ", got " + kind_of(value) + ".");
+  const Tensor& t = value.toTensor();
+  if (!to_dtype(t.scalar_type(), &arg.dtype)) refuse(i, std::string("expected dtype ") + dtype_name(spec.dtype) + ", got " + et::toString(t.scalar_type()) + ".");
+  in.sizes.assign(t.sizes().begin(), t.sizes().end());
+  arg.rank = in.sizes.size();
+  arg.sizes = in.sizes.data();
+  arg.data = t.const_data_ptr();
+  if (t.nbytes() > 0 && !arg.data) refuse(i, "the tensor has no data.");
+  if (!is_contiguous(t)) {
+    copy_contiguous(t, in.copy);
+    arg.data = in.copy.data();
+  }
+  return arg;
+}
+
+// Results are contiguous, as `Values` made them.
+Argument Module::Loaded::result(size_t i, const et::EValue& value, Input& in) const {
+  Argument arg{DType::python};
+  if (value.isInt()) {
+    arg.dtype = DType::integer;
+    arg.value = value.toInt();
+  } else if (value.isTensor()) {
+    const Tensor& t = value.toTensor();
+    to_dtype(t.scalar_type(), &arg.dtype);
+    in.sizes.assign(t.sizes().begin(), t.sizes().end());
+    arg.rank = in.sizes.size();
+    arg.sizes = in.sizes.data();
+    arg.data = t.const_data_ptr();
+  } else {
+    fail(Code::internal, "[run] output " + std::to_string(i) + ": is " + kind_of(value) + ".");
+  }
+  return arg;
+}
+
+// An input of dtype python is one constant, which a caller may also leave out as none.
+void Module::Loaded::check_constant(size_t i, const et::EValue& value) const {
+  const Json& known = signature.constants[i];
+  const bool same = value.isNone() || (value.isBool() && known == value.toBool()) ||
+                    (value.isInt() && known.is_number_integer() && known == value.toInt()) ||
+                    (value.isDouble() && known.is_number_float() && known == value.toDouble());
+  if (!same) refuse(i, "is the constant " + known.dump() + " of the contract, got another.");
+}
+
+MethodInput Module::Loaded::packed(size_t i, const et::EValue& value, const Argument& argument, Input& in) const {
+  MethodInput out;
+  out.argument = argument;
+  const Transport& transport = signature.transports[i];
+  if (contract.inputs[i].dtype == DType::python) {
+    check_constant(i, value);
+    const Json& known = signature.constants[i];
+    out.kind = MethodInput::Kind::none;
+    if (known.is_boolean()) {
+      out.kind = MethodInput::Kind::truth;
+      out.truth = known.get<bool>();
+    } else if (known.is_number_float()) {
+      out.kind = MethodInput::Kind::number;
+      out.number = known.get<double>();
+    } else if (known.is_number_integer()) {
+      out.kind = MethodInput::Kind::argument;
+      out.argument = Argument{DType::integer};
+      out.argument.value = known.get<int64_t>();
+    }
+  } else if (transport.kind == Transport::Kind::size) {
+    int64_t size = 0;
+    if (__builtin_sub_overflow(argument.value, transport.offset, &size) || size < 0) refuse(i, "the integer cannot be passed on.");
+    in.sizes = {size, 0};
+    out.argument = Argument{DType::f32, 2, in.sizes.data()};
+  } else if (transport.kind == Transport::Kind::item) {
+    in.copy.resize(sizeof(int64_t));
+    std::memcpy(in.copy.data(), &argument.value, sizeof(int64_t));
+    out.argument = Argument{DType::i64, 0, nullptr, in.copy.data()};
+  }
+  return out;
+}
+
+std::shared_ptr<Values> Module::Loaded::run(const std::vector<et::EValue>& given) {
+  const size_t count = contract.inputs.size();
+  if (given.size() != count) {
+    fail(Code::invalid_argument, "[bind] call: expected " + std::to_string(count) + " inputs, got " + std::to_string(given.size()) + ".");
+  }
+  std::vector<Input> memory(count);
+  std::vector<Argument> arguments(count, Argument{DType::python});
+  for (size_t i = 0; i < count; ++i) arguments[i] = argument(i, given[i], memory[i]);
+  std::vector<int64_t> bound, values;
+  contract.bind(arguments.data(), count, bound, values);
+  std::vector<MethodInput> inputs;
+  for (size_t i = 0; i < count; ++i) inputs.push_back(packed(i, given[i], arguments[i], memory[i]));
+  auto made = std::make_shared<Values>();
+  method->run(inputs.data(), count, *made);
+  const size_t changed = signature.mutated.size();
+  if (made->values.size() != changed + contract.outputs.size()) fail(Code::internal, "[run] call: the method has other results than its contract.");
+  std::vector<et::EValue> outputs(made->values.begin() + static_cast<ptrdiff_t>(changed), made->values.end());
+  if (contract.symbols.size() > contract.known || !contract.ensures.empty()) {
+    std::vector<Input> shown(outputs.size());
+    std::vector<Argument> results;
+    for (size_t i = 0; i < outputs.size(); ++i) results.push_back(result(i, outputs[i], shown[i]));
+    contract.bind_results(results.data(), results.size(), bound, values);
+  }
+  for (size_t k = 0; k < changed; ++k) {
+    const Tensor &to = given[signature.mutated[k]].toTensor(), &from = made->values[k].toTensor();
+    if (to.nbytes() != from.nbytes() || !is_contiguous(to)) refuse(signature.mutated[k], "is changed by the call, and has to be contiguous.");
+    if (from.nbytes() > 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  }
+  made->values = std::move(outputs);
+  return made;
+}
+
+Module::Module(std::unique_ptr<Loaded> loaded) : loaded_(std::move(loaded)) {}
+Module::~Module() = default;
+const std::vector<std::string>& Module::inputs() const { return loaded_->names; }
+const std::string& Module::contract() const { return loaded_->json; }
+
+et::Result<Results> Module::forward(const std::vector<et::EValue>& inputs) noexcept {
+  std::shared_ptr<Values> made;
+  const et::Error status = guarded([&] { made = loaded_->run(inputs); });
+  if (status != et::Error::Ok) return status;
+  return Results(std::move(made->values), made);
+}
+
+et::Error check_file(const std::string& path, bool weights) noexcept {
+  return guarded([&] { PteFile(path, weights); });
+}
+
+et::Result<std::unique_ptr<Module>> load(const std::string& path, const LoadOptions& options) noexcept {
+  std::unique_ptr<Module> out;
+  const et::Error status = guarded([&] {
+    auto l = std::make_unique<Module::Loaded>();
+    l->file = std::make_shared<PteFile>(path, options.verify_weights);
+    l->json = read_text(l->file, kContractMethod);
+    l->contract = Contract::parse(l->json);
+    l->signature = read_signature(in.field(in.parse(l->json, "contract"), "signature", "contract"), l->contract);
+    for (const Spec& spec : l->contract.inputs) l->names.push_back(spec.name);
+    MappedWeights weights = l->signature.mapped;
+    if (!weights.path.empty()) {
+      const size_t folder = path.rfind('/');
+      const std::string beside = folder == std::string::npos ? weights.path : path.substr(0, folder + 1) + weights.path;
+      weights.path = options.weights.empty() ? beside : options.weights;
+      check_weights(weights.path, l->signature, options.verify_weights);
+    } else if (!options.weights.empty()) {
+      fail(Code::invalid_argument, "[load] " + path + ": holds all its weights itself. Leave LoadOptions::weights out.");
+    }
+    l->method = std::make_unique<Method>(l->file, "forward", weights);
+    out.reset(new Module(std::move(l)));
+  });
+  if (status != et::Error::Ok) return status;
+  return out;
+}
+
+}  // namespace keepdim
