@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch.fx import Node as FxNode
 
 from . import passes
-from .contract import BLOCKS, Contract, Place, Spec, Symbol, dtype_name, solve
-from .dims import Dim
+from .contract import BLOCKS, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
+from .dims import Dim, decide
 from .errors import KeepdimError, fail
 from .nodes import (
     ASSERT,
@@ -54,14 +54,15 @@ def build(
     quantised: Mapping[FxNode, Quantised] = {},
     stays: passes.Stays = passes.nothing,
     rows: Rows = ROWS,
+    constraints: Sequence[Constraint] = (),
 ) -> Lowered:
     """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`.
 
-    A constant that is `quantised` stands so in the Program, and its own data is not read. For an engine it goes through
-    the passes; without one it is what there is to compute, as it was written. Weights that `stays` names stay where
-    they are.
+    A constant that is `quantised` is stored as such, and its own data is not read. With an engine the passes run;
+    without one the Program is what was written. Weights that `stays` names are not changed. The contract has those of
+    the method's `constraints` whose symbols these inputs bind.
     """
-    b = _Builder(inputs, symbols, rows)
+    b = _Builder(inputs, symbols, rows, constraints)
     nodes = [n for n in nodes if n.op == "call_function"]
     changed = {x for n in nodes for x in changes(n)}
     for node, data in constants.items():
@@ -117,9 +118,15 @@ def refusal(engine: str, program: Program) -> str | None:
 class _Builder:
     """Collects values and nodes; implements the Sink that rows write to."""
 
-    def __init__(self, inputs: Sequence[FxNode], symbols: Mapping[str, Dim], rows: Rows = ROWS):
+    def __init__(
+        self,
+        inputs: Sequence[FxNode],
+        symbols: Mapping[str, Dim],
+        rows: Rows = ROWS,
+        constraints: Sequence[Constraint] = (),
+    ):
         dim_order_rows()
-        self.symbols, self.rows = symbols, rows
+        self.symbols, self.rows, self.constraints = symbols, rows, list(constraints)
         self.counts: list[int] = []  # values that are sizes of others, by their attribute `symbol`
         self.specs: list[Spec] = []
         self.places: list[Place] = []
@@ -386,10 +393,17 @@ class _Builder:
         return out + [(Spec(self.values[i - shift].name, *self.shape(i)), i) for i in self.counts]
 
     def _program(self, results: list[tuple[Spec, int]], symbols: Sequence[Symbol]) -> Program:
-        contract = Contract(tuple(symbols), tuple(self.specs), (), tuple(spec for spec, _ in results))
+        outputs = tuple(spec for spec, _ in results)
+        contract = Contract(tuple(symbols), tuple(self.specs), self._requires(symbols), outputs)
         modules = tuple(Part(path, tuple(names)) for path, names in self.made.items())
         ids = tuple(i for _, i in results)
         return Program(contract, tuple(self.values), tuple(self.nodes), ids, modules=modules)
+
+    def _requires(self, symbols: Sequence[Symbol]) -> tuple[Constraint, ...]:
+        """The method's constraints that the inputs of this Program can decide and its ranges do not already prove."""
+        bound = {s.name for s in symbols}
+        here = [c for c in self.constraints if c.lhs.symbols() | c.rhs.symbols() <= bound]
+        return tuple(dict.fromkeys(c for c in here if not decide(c.lhs, c.cmp, c.rhs)))
 
     def _rename(self, rest: Sequence[Place]) -> None:
         """A size that no single symbol explains (b*s of a tensor made outside) becomes a symbol itself."""
@@ -403,6 +417,7 @@ class _Builder:
             self.values = [Value(v.name, v.dtype, tuple(map(swap, v.dims)), v.kind, v.key) for v in self.values]
             self.nodes = [_with_dims(n, swap) for n in self.nodes]
             self.places = [Place(q.kind, q.input, q.index, swap(q.dim)) for q in self.places]
+            self.constraints = [replace(c, lhs=swap(c.lhs), rhs=swap(c.rhs)) for c in self.constraints]
 
 
 def _with_dims(n: Node, f: Callable[[Dim], Dim]) -> Node:
@@ -454,12 +469,14 @@ def lower_program(
     weights: Mapping[str, Quantised] = {},
     stays: passes.Stays = passes.nothing,
     rows: Rows = ROWS,
+    constraints: Sequence[Constraint] = (),
 ) -> Lowered:
-    """The Program of all nodes of an ExportedProgram, for an engine; Unsupported where a node has no row.
+    """The Program of all nodes of an ExportedProgram, for an engine; Unsupported where a node has no lowering rule.
 
     `weights` are quantised, by the names of the parameters that they stand for; their tensors are not read. Those that
     `stays` names stay where they are. `rows` may have more than the engines' own, None for what computes nothing; a
-    value with an attribute `symbol` is that size, and an output of its own behind the others.
+    value with an attribute `symbol` is that size, and an output of its own after the others. `constraints` are the
+    method's, in the names of `known`.
     """
     constants = constants_of(ep)
     nodes = [n for n in ep.graph.nodes if n.op == "call_function" and rows.get(overload(n), n) is not None]
@@ -467,7 +484,8 @@ def lower_program(
     env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
     outputs = list(ep.graph.output_node().args[0])
     quantised = _quantised(ep, weights, constants)
-    return _by_content(build(nodes, inputs, outputs, constants, Symbols(known, env), engine, quantised, stays, rows))
+    symbols = Symbols(known, env)
+    return _by_content(build(nodes, inputs, outputs, constants, symbols, engine, quantised, stays, rows, constraints))
 
 
 def _by_content(lowered: Lowered) -> Lowered:

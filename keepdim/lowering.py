@@ -24,14 +24,17 @@ from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.lowered_backend_module import executorch_call_delegate
 from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.program._program import serialize_for_executorch
+from msgspec.structs import replace
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from . import _native, kernels, loops, owned, pte, whole
+from . import _native, guard, kernels, loops, owned, pte, whole
 from .capture import INT32_MAX, Captured, needs_upper_bound
-from .contract import BLOCKS
+from .contract import BLOCKS, Constraint, Contract
+from .dims import Dim, decide, range_text
 from .errors import KeepdimError, fail, told
+from .files import atomic_path
 from .foreign import BranchPartitioner, Watched, inner_branches, watched_backends
 from .mapped import Source
 from .nodes import Symbols, computing, module_path, overload
@@ -116,7 +119,11 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
     _refuse_unbounded(captured.program, Symbols(symbols, env))
     loops.refuse(graph_modules(captured.program.graph_module), Symbols(symbols, env))
     watched = [p if isinstance(p, EnginePartitioner) else Watched(p, env, own, symbols) for p in partitioner]
-    with open_sizes(env):
+    constraints = _restated(captured, own)
+    with open_sizes(env), contextlib.ExitStack() as known:
+        for p in partitioner:
+            if isinstance(p, EnginePartitioner):
+                known.enter_context(p.knowing(captured.names, constraints))
         edge = _to_edge(captured.program, watched)
         program = edge.exported_program()
         owned.release(program)
@@ -126,6 +133,7 @@ def lower_method(captured: Captured, path: Path, engine: str, partitioner: Seque
         kernels.refuse_missing(graph_modules(program.graph_module))
         report = report_on(program, partitioner, captured.notes)
         text = outline(program, Symbols(symbols, env), report.remaining).to_json()
+        guard.add(program, replace(own, constraints=tuple(constraints)))
         _write(edge, path, {CONTRACT_METHOD: signature.to_json(), OUTLINE_METHOD: text})
     return Artifact(path, program, report)
 
@@ -146,7 +154,8 @@ def lower_whole(
     ep, signature = captured.program, captured.signature
     stays = mapped.holds if mapped is not None else nothing
     backend = engine_named(engine).backend.__name__
-    lowered = whole.take(ep, read(ep, captured.names)[1], engine, weights, stays)
+    own, symbols = read(ep, captured.names)
+    lowered = whole.take(ep, symbols, engine, weights, stays, _restated(captured, own))
     if mapped is not None:
         signature = signature._replace(mapped=(table := mapped.table(lowered.weights)))
         lowered = lowered._replace(weights={k: w for k, w in lowered.weights.items() if k not in table.spans})
@@ -159,6 +168,35 @@ def lower_whole(
         log.info(note)
     notes = [*captured.notes, *widened]
     return Artifact(path, ep, Report([backend], dict(counts), notes=notes))
+
+
+def _restated(captured: Captured, own: Contract) -> list[Constraint]:
+    """What the method requires, in the symbols of the program that is lowered.
+
+    Integers travel as tensors there, and torch may have given other names: symbols are matched by where they are read.
+    """
+    signature = captured.signature
+    method, places = signature.contract, {(s.source.kind, s.source.input, s.source.index): s.dim for s in own.symbols}
+    values: dict[str, Dim] = {}
+    for s in method.symbols:
+        source, transport = s.source, signature.transports[s.source.input]
+        kind = transport.kind or source.kind
+        if kind == "size" and source.mul == 1 and source.add == 0:
+            values[s.name] = own.inputs[source.input].dims[source.index] + transport.offset
+        elif (place := places.get((kind, source.input, source.index))) is not None:
+            values[s.name] = place
+    required = [
+        Constraint(s.dim, cmp, Dim.const(end), f"{s.name} is {range_text(s.lo, s.hi)} in the method")
+        for s in method.symbols
+        for cmp, end in (("ge", s.lo), ("le", s.hi))
+        if end is not None
+    ]
+    found = [
+        replace(c, lhs=c.lhs.substitute(values), rhs=c.rhs.substitute(values))
+        for c in (*required, *method.constraints)
+        if c.lhs.symbols() | c.rhs.symbols() <= values.keys()
+    ]
+    return [c for c in found if not decide(c.lhs, c.cmp, c.rhs)]
 
 
 def _widened(engine: str, program: Program) -> list[str]:
@@ -180,7 +218,7 @@ def _refuse_own_ops(program: ExportedProgram, why: Exception) -> None:
 
 def engine_named(name: str) -> type[EnginePartitioner]:
     """The partitioner of an engine, which is there."""
-    if name not in ENGINES:
+    if not isinstance(name, str) or name not in ENGINES:
         fail("lower", f"engine {name!r}", f"is not known (there are: {', '.join(ENGINES)})", "Name one of these")
     ENGINES[name].load()
     return ENGINES[name]
@@ -189,12 +227,13 @@ def engine_named(name: str) -> type[EnginePartitioner]:
 def _write(edge: Any, path: Path, methods: dict[str, str]) -> None:
     """The sealed file of a program that is lowered."""
     edge._config_methods = methods
-    with kernels.as_kernels_write():
+    with kernels.as_kernels_write(), guard.kept():
         executorch = _to_executorch(edge)
     _check_emitted(executorch.executorch_program)
-    with path.open("wb") as f:
-        executorch.write_to_file(f)
-    pte.seal(path)
+    with atomic_path(path, "lower") as part:
+        with part.open("wb") as f:
+            executorch.write_to_file(f)
+        pte.seal(part)
 
 
 @contextlib.contextmanager

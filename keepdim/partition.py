@@ -6,8 +6,9 @@ spec, and is written back to the program after partitioning, because ExecuTorch 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,18 +26,19 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import _native, frontend, ops, owned
-from .contract import Contract
+from .contract import Constraint, Contract, Table
 from .dims import Dim, range_text
 from .errors import KeepdimError, fail
 from .nodes import COND, Symbols, computing, constants_of, getitem, is_size, overload, with_branches
 from .passes import Lowered
 from .propagate import settle
-from .reading import graph_modules, read, shape_env_of, to_dim
+from .reading import graph_modules, item_symbols, read, shape_env_of, to_dim
 from .rewrite import contiguous_layers
 from .tracing import LAYERS
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
+SYMBOLS = "symbols"  # the key of our compile spec
 
 
 class OpenShapeEnv(ShapeEnv):
@@ -76,10 +78,11 @@ class KeepdimMlx(BackendDetails):
 
 
 def _preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec], engine: str) -> PreprocessResult:
-    spec = next(s for s in compile_specs if s.key == "symbols")
+    spec = next(s for s in compile_specs if s.key == SYMBOLS)
+    symbols, constraints = decode_symbols(spec.value)
     owned.own(edge_program)
     try:
-        lowered = frontend.lower_program(edge_program, decode_symbols(spec.value), engine)
+        lowered = frontend.lower_program(edge_program, symbols, engine, constraints=constraints)
     except ops.Unsupported as e:
         fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
     return PreprocessResult(lowered.program.to_json(), data_store_output=named_data(lowered))
@@ -100,16 +103,31 @@ class _SymbolEntry(msgspec.Struct):
     hi: int | None
 
 
-def encode_symbols(symbols: dict[str, Dim]) -> bytes:
-    """torch's symbol names with the user's names and true ranges, for the compile spec."""
+class _Known(msgspec.Struct):
+    symbols: list[_SymbolEntry]
+    dims: list[Any]  # rows of a Table
+    constraints: list[tuple[int, str, int, str]]  # lhs, cmp, rhs, sentence
+
+
+def encode_symbols(symbols: Mapping[str, Dim], constraints: Sequence[Constraint] = ()) -> bytes:
+    """What `preprocess` has to know of the method, for the compile spec: torch's symbol names with the user's names
+    and true ranges, and the constraints over them."""
     entries = [_SymbolEntry(t, s.name, s.lo, s.hi) for t, d in symbols.items() if (s := d.sym) is not None]
-    return msgspec.json.encode(entries)
+    table, names = Table(e.name for e in entries), {e.name for e in entries}
+    rows = [
+        (table.id(c.lhs), c.cmp, table.id(c.rhs), c.sentence)
+        for c in constraints
+        if c.lhs.symbols() | c.rhs.symbols() <= names
+    ]
+    return msgspec.json.encode(_Known(entries, table.rows, rows))
 
 
-def decode_symbols(data: bytes) -> dict[str, Dim]:
+def decode_symbols(data: bytes) -> tuple[dict[str, Dim], list[Constraint]]:
     """What `encode_symbols` wrote."""
-    entries = msgspec.json.decode(data, type=list[_SymbolEntry])
-    return {e.torch_name: Dim.symbol(e.name, e.lo, e.hi) for e in entries}
+    known = msgspec.json.decode(data, type=_Known)
+    symbols = {e.torch_name: Dim.symbol(e.name, e.lo, e.hi) for e in known.symbols}
+    dims = Table.read(known.dims, list(symbols.values()))
+    return symbols, [Constraint(dims[a], cmp, dims[b], why) for a, cmp, b, why in known.constraints]
 
 
 class EnginePartitioner(Partitioner):
@@ -122,8 +140,10 @@ class EnginePartitioner(Partitioner):
         super().__init__()
         self.load()
         self.names = names or {}
+        self.constraints: Sequence[Constraint] | None = None  # the method's; None: those of the program itself
         self.contract: Contract | None = None
         self.symbols: dict[str, Dim] = {}
+        self.items: dict[tuple[int, int, int], str] = {}
         self.ranges: dict[Any, Any] = {}
         self.reasons: dict[str, str] = {}  # node name → why it stays with ExecuTorch
         self.delegated: Counter[str] = Counter()
@@ -138,11 +158,22 @@ class EnginePartitioner(Partitioner):
         except _native.Error as e:
             raise KeepdimError(str(e)) from e
 
+    @contextlib.contextmanager
+    def knowing(self, names: Mapping[str, str], constraints: Sequence[Constraint]) -> Iterator[None]:
+        """While it lasts, delegates are made with the method's names of symbols, and check its constraints."""
+        before = self.names, self.constraints
+        self.names, self.constraints = {**self.names, **names}, constraints
+        try:
+            yield
+        finally:
+            self.names, self.constraints = before
+
     # -- hooks of ExecuTorch, in the order they are called
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         """Read the contract while the program is pristine, and keep its sizes open from here on."""
         self.ranges = dict(exported_program.range_constraints)
         self.contract, self.symbols = read(exported_program, self.names)
+        self.items = item_symbols(exported_program)
         self._whole = None
         keep_open(shape_env_of(n.meta.get("val") for n in exported_program.graph.nodes))
         for gm in graph_modules(exported_program.graph_module):
@@ -167,10 +198,15 @@ class EnginePartitioner(Partitioner):
         """Tag what is taken; keep the reasons for the rest; write the contract's ranges back."""
         ep = exported_program
         assert self.contract is not None  # read in transform_for_pre_decomposition
+        for place, name in item_symbols(ep).items():  # ExecuTorch has traced it again, with other symbols of data
+            if place in self.items:
+                self.symbols[name] = self.symbols[self.items[place]]
         symbols = self._symbols_of(ep.graph_module)
         settle(ep, self.contract, symbols)
         refuse_wide_values(ep, symbols)
-        spec = DelegationSpec(self.backend.__name__, [CompileSpec("symbols", encode_symbols(self.symbols))])
+        constraints = self.contract.constraints if self.constraints is None else self.constraints
+        known = CompileSpec(SYMBOLS, encode_symbols(self.symbols, constraints))
+        spec = DelegationSpec(self.backend.__name__, [known])
         tags: dict[str, DelegationSpec] = {}
         top = True
         for gm in _not_taken(ep.graph_module):

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import torch
@@ -23,6 +23,7 @@ from . import _native
 from .cache import folder
 from .contract import BLOCKS, DTYPE_OF
 from .errors import KeepdimError
+from .files import write_bytes
 from .quant import quantise
 from .tables import Table, machine
 from .text import parse_program
@@ -30,6 +31,7 @@ from .text import parse_program
 log = logging.getLogger("keepdim")
 ENGINE = "ggml"
 NEVER, ALWAYS = 0, 2**62
+Threshold = Annotated[int, msgspec.Meta(ge=NEVER, le=ALWAYS)]  # as a file may have it
 HEAD = "keepdim program 1\nsymbol m: 1..{hi} from x.size(0) = (1) * m + (0)\n"
 LAYER = (
     HEAD
@@ -171,7 +173,7 @@ def tune(budget_ms: float = 1000, progress: Callable[[float], None] | None = Non
     _native.set_splits(ENGINE, found)
     path = kept()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(found))
+    write_bytes(path, msgspec.json.encode(found), "tune")
 
 
 @cache
@@ -181,6 +183,6 @@ def use() -> None:
     if not path.is_file():
         return
     try:
-        _native.set_splits(ENGINE, msgspec.json.decode(path.read_bytes(), type=dict[str, int]))
-    except (_native.Error, msgspec.DecodeError, OSError, KeepdimError) as e:
+        _native.set_splits(ENGINE, msgspec.json.decode(path.read_bytes(), type=dict[str, Threshold]))
+    except (_native.Error, msgspec.DecodeError, UnicodeError, OSError) as e:
         log.warning("the splits in %s are not used: %s", path, e)

@@ -6,7 +6,7 @@ minutes for a large model. So it is told only what it emits: a call of the deleg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from . import frontend
-from .contract import DTYPE_OF, Contract
+from .contract import DTYPE_OF, Constraint, Contract
 from .dims import Dim
 from .ops import Unsupported
 from .partition import named_data
@@ -32,8 +32,12 @@ def take(
     engine: str,
     weights: Mapping[str, Quantised] | None = None,
     stays: Stays = nothing,
+    constraints: Sequence[Constraint] = (),
 ) -> Lowered:
-    """The Program of all nodes as torch.export wrote them; Unsupported where the engine does not take it so."""
+    """The Program of all nodes as torch.export wrote them; Unsupported where the engine does not take it so.
+
+    `constraints` are the method's, in the names of `symbols`.
+    """
     signature = ep.graph_signature
     for spec in signature.input_specs:
         if spec.kind == InputKind.USER_INPUT and not isinstance(spec.arg, TensorArgument):
@@ -44,7 +48,7 @@ def take(
             raise Unsupported(f"output {getattr(spec.arg, 'name', '')!r} is no new tensor")
         if node.op != "call_function" or results.count(node) > 1:
             raise Unsupported(f"output {node.name!r} is an input, a weight or another output")
-    lowered = frontend.lower_program(ep, symbols, engine, weights or {}, stays)
+    lowered = frontend.lower_program(ep, symbols, engine, weights or {}, stays, constraints=constraints)
     contract = lowered.program.contract
     if (why := frontend.refusal(engine, lowered.program)) is not None:
         raise Unsupported(why)
@@ -54,7 +58,7 @@ def take(
 
 
 # ---------------------------------------------------------------- the method
-class _StandIn(torch.nn.Module):
+class StandIn(torch.nn.Module):
     """Results of the right sizes, for every size of the inputs."""
 
     def __init__(self, contract: Contract):
@@ -90,12 +94,17 @@ class _Caller(torch.nn.Module):
 
 
 def method_of(lowered: Lowered, backend: str) -> ExportedProgram:
-    """A program that calls this one as a delegate, ready to be emitted.
+    """A program that calls this one as a delegate, ready to be emitted."""
+    contract, store = lowered.program.contract, named_data(lowered)
+    shape_of = exported(StandIn(contract), contract)
+    delegate = LoweredBackendModule(shape_of, backend, lowered.program.to_json(), [], store)
+    return exported(_Caller(delegate), contract)
 
-    Every size that may change is one of its own there: the delegate checks how they hang together.
-    """
+
+def exported(module: torch.nn.Module, contract: Contract) -> ExportedProgram:
+    """A module that takes the inputs of a contract. Every size that may change is a symbol of its own there: the
+    delegate checks the relations between them."""
     shapes, inputs = [], []
-    contract = lowered.program.contract
     for i, spec in enumerate(contract.inputs):
         dynamic, sizes = {}, []
         for k, d in enumerate(spec.dims):
@@ -106,12 +115,5 @@ def method_of(lowered: Lowered, backend: str) -> ExportedProgram:
             sizes.append(min(hi, max(lo, 3 + i + k)))  # examples of their own
         shapes.append(dynamic or None)
         inputs.append(torch.empty(sizes, dtype=DTYPE_OF[spec.dtype]))
-
-    def exported(module: torch.nn.Module) -> ExportedProgram:
-        with fx_config.patch(backed_size_oblivious=True), torch.no_grad():
-            return export(module, tuple(inputs), dynamic_shapes=(tuple(shapes),), strict=False)
-
-    store = named_data(lowered)
-    shape_of = exported(_StandIn(contract))
-    delegate = LoweredBackendModule(shape_of, backend, lowered.program.to_json(), [], store)
-    return exported(_Caller(delegate))
+    with fx_config.patch(backed_size_oblivious=True), torch.no_grad():
+        return export(module, tuple(inputs), dynamic_shapes=(tuple(shapes),), strict=False)

@@ -15,6 +15,8 @@ ROOT = Path(__file__).parent.parent
 
 # Where in the life of a model a stage is, and what to do where a sentence names no remedy of its own.
 STAGES = {
+    "fork": "In a process that was forked while another thread was inside keepdim. Load the file there, or start "
+    "processes with spawn.",
     "import": "`import keepdim`. The installation is not whole: install keepdim again, with the torch and "
     "executorch it names.",
     "capture": "Exporting the model, in `keepdim.lower`. The model, its example or its `dynamic_shapes` have to "

@@ -157,7 +157,7 @@ def test_a_kernel_s_refusal_says_which_and_why(engine: str) -> None:
     m = lowered("rows_repeated", engine)
     with pytest.raises(KeepdimError) as e:
         m(R(2, 4), torch.tensor([-1, 5]))
-    kernel = "ExecuTorch's kernel aten::repeat_interleave.Tensor_out refused its operands at instruction 0:0"
+    kernel = "ExecuTorch's kernel aten::repeat_interleave.Tensor_out refused its operands at instruction 0:1"
     assert f"[run] method 'forward': {kernel}" in str(e.value) and "repeats cannot be negative" in str(e.value)
     x = R(2, 4)
     assert torch.equal(m(x, torch.tensor([1, 2])), x[[0, 1, 1]] * 2)
