@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -49,25 +49,48 @@ class Type:
         return self.text
 
 
+@cache
+def _context_type() -> tuple[Any, Any]:
+    """A context without dialects, and those that jax has in its own; made without importing jax."""
+    bindings()
+    from jaxlib.mlir import ir
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+
+    class Context(ir.Context):
+        def __init__(self) -> None:  # that of ir.Context loads every dialect there is
+            super(ir.Context, self).__init__()
+
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    return Context, registry
+
+
+def _new_context() -> Any:
+    """As jax makes its own, but without threads: they would be missing after a fork, and a module is one function."""
+    make, registry = _context_type()
+    from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy
+
+    context = make()
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    context.enable_multithreading(False)
+    sdy.register_dialect(context)
+    mpmd.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    chlo.register_dialect(context)
+    bindings().register_dialect(context)
+    return context
+
+
 class Scope:
     """A context of MLIR that modules share, and what it reports. One thread at a time."""
 
     def __init__(self) -> None:
-        bindings()
-        from jax._src.interpreters import mlir as jax_mlir
-
         self._errors: list[str] = []
         self._lock = RLock()
-        self.context = jax_mlir.make_ir_context()
+        self.context = _new_context()
         self.context.emit_error_diagnostics = True
-        self.context.attach_diagnostic_handler(self._diagnose)
-
-    def _diagnose(self, found: Any) -> bool:
-        if str(found.severity).endswith("ERROR"):
-            where = re.search(r":(\d+):(\d+)$", str(found.location).removesuffix(")").replace('"', ""))
-            place = f" (line {where[1]})" if where and where[1] != "0" else ""
-            self._errors.append(found.message + place)
-        return True
+        self.context.attach_diagnostic_handler(_collector(self._errors))
 
     @contextmanager
     def reporting(self, subject: str) -> Iterator[None]:
@@ -87,6 +110,19 @@ class Scope:
         if cause is not None or self._errors:
             said = "; ".join(dict.fromkeys(" ".join(m.split()) for m in self._errors)) or str(cause)
             fail("refine", subject, said, cause=cause)
+
+
+def _collector(errors: list[str]) -> Callable[[Any], bool]:
+    """A handler that keeps errors. It knows nothing of the context, which would live for ever otherwise."""
+
+    def diagnose(found: Any) -> bool:
+        if str(found.severity).endswith("ERROR"):
+            where = re.search(r":(\d+):(\d+)$", str(found.location).removesuffix(")").replace('"', ""))
+            place = f" (line {where[1]})" if where and where[1] != "0" else ""
+            errors.append(found.message + place)
+        return True
+
+    return diagnose
 
 
 def inside(op: Any) -> Iterator[Any]:

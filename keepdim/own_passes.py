@@ -34,7 +34,7 @@ def fold_constant_broadcast(hlo: Any) -> None:
 
 def refine_polymorphic_shapes(hlo: Any) -> None:
     """XLA's own way from refined arguments to a static module: it inlines, refines, and checks the assertions."""
-    from jax._src.lib import _jax
+    from jaxlib import _jax
     from jaxlib.mlir import ir
 
     made = _jax.mlir.refine_polymorphic_shapes(

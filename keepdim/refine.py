@@ -2,7 +2,8 @@
 
 Works on any StableHLO, not only ours. The passes are those of StableHLO itself, from jaxlib, with its pipeline
 `remove-dynamism` and the few of `own_passes.py`.
-What a pass reports as an error is an error here, also where the pass goes on.
+What a pass reports as an error is an error here, also where the pass goes on. What a file says is read and refined by
+the process of `worker.py` first, because MLIR ends the process on some modules.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import worker
 from .errors import fail
 from .mlir import DYNAMIC, Scope, Type, bindings, inside, string_of, type_of
 from .own_passes import OWN
@@ -58,8 +60,9 @@ class Hlo:
     """
 
     def __init__(self, read: Callable[[Any], Any], subject: str, scope: Scope | None = None):
-        self._scope = scope or Scope()
-        self.context, self.reporting = self._scope.context, self._scope.reporting
+        self.stranger = ""  # the file it came from: its passes, and XLA's compiler, run in the worker
+        self.scope = scope or Scope()
+        self.context, self.reporting = self.scope.context, self.scope.reporting
         self._divides: bool | None = None  # whether it has what `_refuse_zeros` looks for; None where nobody looked
         with self.reporting(subject):
             self.module = read(self.context)
@@ -67,7 +70,7 @@ class Hlo:
     # -- making
     @staticmethod
     def parse(source: str | bytes, subject: str = "text") -> Hlo:
-        """From text, MLIR bytecode or a portable artifact."""
+        """From text, MLIR bytecode or a portable artifact that can be trusted; `read` is for those of strangers."""
         if not isinstance(source, (str, bytes)):
             fail("refine", subject, f"is of type {type(source).__name__}, not text or bytes")
         from_bytes = isinstance(source, bytes) and source.startswith(BYTECODE)
@@ -80,13 +83,27 @@ class Hlo:
             return Hlo._artifact(source, version, subject)  # type: ignore[arg-type]
         if from_bytes:
             _check_seal(source, subject)  # type: ignore[arg-type]
+        return Hlo.parse_printed(source, subject)
+
+    @staticmethod
+    def parse_printed(data: str | bytes, subject: str, scope: Scope | None = None) -> Hlo:
+        """From what `bytecode` or `text` gave; `scope` is the other module's, or a new one."""
 
         def read(context: Any) -> Any:
             from jaxlib.mlir import ir
 
-            return ir.Module.parse(source, context)
+            return ir.Module.parse(data, context)
 
-        return Hlo(read, subject)
+        return Hlo(read, subject, scope)
+
+    @staticmethod
+    def read(source: str | bytes, subject: str) -> Hlo:
+        """From text, MLIR bytecode or a portable artifact of a stranger."""
+        bindings()  # or the sentence that jaxlib is not installed
+        data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
+        hlo = Hlo.parse_printed(worker.read(data, subject), subject)
+        hlo.stranger = subject
+        return hlo
 
     @staticmethod
     def _artifact(data: bytes, version: tuple[int, ...], subject: str) -> Hlo:
@@ -112,17 +129,18 @@ class Hlo:
                 op.operation.clone(ip=ir.InsertionPoint(made.body))
             return made
 
-        out = Hlo(clone, "copy", self._scope)
-        out._divides = self._may_divide()
+        out = Hlo(clone, "copy", self.scope)
+        out.stranger, out._divides = self.stranger, self._divides if self.stranger else self._may_divide()
         return out
 
     @staticmethod
     def load(path: str | Path) -> Hlo:
         """From a file."""
         try:
-            return Hlo.parse(Path(path).read_bytes(), str(path))
-        except OSError as e:
-            fail("refine", str(path), f"cannot be read ({e.strerror})", cause=e)
+            data = Path(path).read_bytes()
+        except (OSError, ValueError) as e:  # a path with a NUL is a ValueError
+            fail("refine", str(path), f"cannot be read ({getattr(e, 'strerror', None) or e})", cause=e)
+        return Hlo.read(data, str(path))
 
     # -- reading
     @property
@@ -262,12 +280,22 @@ class Hlo:
     # -- passes
     def run(self, passes: Sequence[str], types: Sequence[str] | None = None) -> Hlo:
         """These passes in order, here; `types` are the arguments' for refine-arguments."""
-        for _ in self.each(passes, types):
+        for _ in self._apart(passes, types, each=False) if self.stranger else self.each(passes, types):
             pass
         return self
 
+    def _apart(self, passes: Sequence[str], types: Sequence[str] | None, each: bool) -> Iterator[str]:
+        """In the worker: the name of each pass, or of the last, when this is what it made."""
+        for name, data in worker.refine(self.bytecode(), self.stranger, passes, types, each):
+            self.module = Hlo.parse_printed(data, self.stranger, self.scope).module
+            self._divides = None
+            yield name
+
     def each(self, passes: Sequence[str], types: Sequence[str] | None = None) -> Iterator[str]:
         """The same; gives the name of each pass after it was run."""
+        if self.stranger:
+            yield from self._apart(passes, types, each=True)
+            return
         for what, given in (("passes", passes), ("types", types)):
             if isinstance(given, str):
                 fail("refine", what, f"are one text ({given!r})", "Give a list")

@@ -14,6 +14,7 @@ import torch
 
 from ..contract import Symbol
 from ..dims import Dim
+from ..errors import fail
 from ..mlir import Type
 from ..refine import Hlo
 
@@ -166,8 +167,8 @@ def text(program: StableHLOProgram) -> str:
 
 def inner(hlo: Hlo) -> Hlo:
     """Back from the module with its face to what is compiled."""
-    for op in hlo.module.body.operations:
-        if op.name.value == "main":
-            op.operation.erase()
-            break
-    return Hlo.parse(hlo.text.replace(f"func.func private @{INNER}(", "func.func public @main("))
+    if (found := next((f for f in hlo.entries if f.name.value == "main"), None)) is None:
+        fail("load", hlo.stranger or "program", "is bounded and has no function main", "Save the program again")
+    found.operation.erase()
+    text = hlo.text.replace(f"func.func private @{INNER}(", "func.func public @main(")
+    return Hlo.read(text, hlo.stranger) if hlo.stranger else Hlo.parse(text)

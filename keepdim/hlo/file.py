@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import zipfile
+from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
+from msgspec.structs import replace
 
 from ..contract import DTYPE_OF, Contract, Place, Source, Spec, Symbol, solve
 from ..dims import Dim
-from ..errors import fail
+from ..errors import KeepdimError, fail, told
+from ..files import atomic_write
 from ..mlir import DYNAMIC, Type, bindings
+from ..program import verify_contract
 from ..refine import Hlo
 from ..signature import Signature, Transport
 from . import bounded
@@ -22,6 +28,8 @@ from .program import ELEMENTS, Argument, StableHLOProgram
 from .xla import bits
 
 DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}
+ARGUMENTS, RESULTS = ("input", "size", "state", "const"), ("output", "count", "state")  # in their order
+NUMBERS = ("size", "count")  # kinds that are one number
 CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.program"
 
 
@@ -41,12 +49,12 @@ def save(program: StableHLOProgram, path: str | Path, inside: bool = False) -> N
     hlo.set_attribute(CONTRACT, program.inner.to_json().decode())
     hlo.set_attribute(SIGNATURE, program.signature.to_json())
     hlo.set_attribute(ABOUT, msgspec.json.encode(about).decode())
-    try:
-        Path(path).write_bytes(hlo.artifact())
+    with contextlib.ExitStack() as both:  # neither file is replaced before both are written
+        file = both.enter_context(atomic_write(path))
         if raw:
-            np.savez(_beside(path), **raw)  # type: ignore[arg-type]
-    except OSError as e:
-        fail("save", str(path), f"cannot be written ({e.strerror})", cause=e)
+            np.savez(both.enter_context(atomic_write(_beside(path))), **raw)  # type: ignore[arg-type]
+        file.write(hlo.artifact())
+        file.flush()  # a full disk shows here, not when the other one is replaced already
 
 
 def load_stablehlo(path: str | Path) -> StableHLOProgram:
@@ -57,13 +65,67 @@ def load_stablehlo(path: str | Path) -> StableHLOProgram:
         return _foreign(hlo)
     try:
         about = msgspec.json.decode(text, type=_About)
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, RecursionError) as e:
         fail("load", str(path), f"its {ABOUT} cannot be read ({e})", cause=e)
     contract = Contract.from_json(hlo.take_attribute(CONTRACT) or "")
     signature = Signature.from_json(hlo.take_attribute(SIGNATURE) or "")
     hlo = bounded.inner(hlo) if about.bounded else hlo
+    if (fault := _fault(about, contract, signature, hlo)) is not None:
+        fail("load", str(path), f"its {ABOUT} does not fit: {fault}", "Save the program again")
     weights = _read_weights(path, about, hlo.inputs)
     return StableHLOProgram(hlo, signature, contract, about.arguments, about.results, weights, about.bounded)
+
+
+def _fault(about: _About, contract: Contract, signature: Signature, hlo: Hlo) -> str | None:
+    """What does not fit together in a file, in words: the module, its arguments and results, the two contracts."""
+    try:
+        verify_contract(replace(contract, data=(), ensures=()))
+    except KeepdimError as refused:
+        return str(refused)
+    for what, entries, types, kinds in (
+        ("argument", about.arguments, hlo.inputs, ARGUMENTS),
+        ("result", about.results, hlo.results, RESULTS),
+    ):
+        if len(entries) != len(types):
+            return f"it has {len(entries)} {what}s, and the module {len(types)}"
+        order = [kinds.index(e.kind) if e.kind in kinds else None for e in entries]
+        if None in order or order != sorted(order, key=lambda k: k or 0):
+            return f"its {what}s are not {', '.join(kinds)}, in this order"
+        for i, (e, t) in enumerate(zip(entries, types, strict=True)):
+            if {**ELEMENTS, "int": "i64"}.get(e.dtype) != t.element or (e.kind in NUMBERS and t.dims):
+                return f"{what} {i} ({e.kind}) is {e.dtype!r:.20}, and {t} in the module"
+            if t.unranked or (e.kind in ("state", "const") and t.dynamic):
+                return f"{what} {i} ({e.kind}) has no fixed shape ({t})"
+    if len({(a.kind, a.name) for a in about.arguments}) != len(about.arguments):
+        return "two of its arguments have one name"
+    sizes = [a.name for a in about.arguments if a.kind == "size"]
+    known = {s.name for s in contract.symbols if s.source.kind == "size"}
+    if (sizes and not about.bounded) or not known.issuperset(sizes):
+        return "its size arguments are not symbols of a bounded program"
+    kept = [[(e.name, e.dtype) for e in ends if e.kind == "state"] for ends in (about.arguments, about.results)]
+    if kept[0] != kept[1]:
+        return "its states are not the same as arguments and as results"
+    return _differs("input", signature.contract.inputs, contract.inputs, about.arguments, hlo.inputs, signature) or (
+        _differs("output", signature.contract.outputs, contract.outputs, about.results, hlo.results)
+    )
+
+
+def _differs(kind: str, called: Sequence[Spec], inner: Sequence[Spec], entries: Sequence[Argument],
+             types: Sequence[Type], signature: Signature | None = None) -> str | None:  # fmt: skip
+    """Where the contract of calls, that of the module and the module's own types say different things of an end."""
+    ends = [(e, t) for e, t in zip(entries, types, strict=True) if e.kind == kind]
+    if not len(called) == len(inner) == len(ends):
+        return f"there are {len(called)} {kind}s in calls, {len(inner)} in its contract, {len(ends)} in the module"
+    for i, (have, spec, (e, t)) in enumerate(zip(called, inner, ends, strict=True)):
+        dims = [] if spec.dtype == "int" else spec.dims  # the one dim of an integer is its value
+        travels = signature is not None and (signature.transports[i].kind or have.dtype == "python")
+        if not travels and (have.dtype, len(have.dims)) != (spec.dtype, len(spec.dims)):
+            return f"{kind} {i} is {have} in calls and {spec} in its contract"
+        if spec.dtype != e.dtype or len(dims) != len(t.dims):
+            return f"{kind} {i} is {spec} in its contract and {t} in the module"
+        if any(d.value is not None and n not in (d.value, DYNAMIC) for d, n in zip(dims, t.dims, strict=True)):
+            return f"{kind} {i} is {spec} in its contract and {t} in the module"
+    return None
 
 
 # ---------------------------------------------------------------- weights
@@ -75,24 +137,47 @@ def _hash(w: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(w).data).hexdigest()
 
 
-def _read_weights(path: str | Path, about: _About, types: list[Type]) -> dict[str, torch.Tensor]:
-    """Each as it was saved: its shape, its dtype, its bytes."""
+def _read_weights(path: str | Path, about: _About, types: Sequence[Type]) -> dict[str, torch.Tensor]:
+    """Each as it was saved: its shape, its dtype, its bytes. Sizes are compared before anything is allocated."""
     wanted = {a.name: (a.dtype, t) for a, t in zip(about.arguments, types, strict=True) if a.kind == "const"}
     if not wanted:
         return {}
-    out = {}
+    out: dict[str, torch.Tensor] = {}
     try:
-        with _beside(path).open("rb") as file, np.load(file) as kept:
+        room = _beside(path).stat().st_size
+        with _beside(path).open("rb") as file, zipfile.ZipFile(file) as kept:
             for name, (dtype, t) in wanted.items():
-                w, empty = kept[name], bits(torch.empty(0, dtype=DTYPE_OF[dtype]))
-                if w.shape != t.dims or w.dtype != empty.dtype:
-                    raise ValueError(f"{name!r} is {w.dtype}{list(w.shape)}, not {dtype}{list(t.dims)}")
-                if _hash(w) != about.weights.get(name):
+                out[name] = _read_weight(kept, name, dtype, t, room)
+                room -= out[name].nbytes
+                if _hash(bits(out[name])) != about.weights.get(name):
                     raise ValueError(f"{name!r} has other values")
-                out[name] = torch.from_numpy(w).view(DTYPE_OF[dtype])
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as e:
-        fail("load", str(_beside(path)), f"has not the weights of {path} ({e})", "Save the program again", cause=e)
-    return out
+            return out
+    except Exception as e:  # zipfile and numpy raise many kinds
+        why = f"{e}" if isinstance(e, (ValueError, OSError)) else told(e)
+        fail("load", str(_beside(path)), f"has not the weights of {path} ({why})", "Save the program again", cause=e)
+
+
+def _read_weight(kept: zipfile.ZipFile, name: str, dtype: str, t: Type, room: int) -> torch.Tensor:
+    """One of them, as numpy's `savez` writes it: not compressed, so that all together are no larger than the file."""
+    with kept.open(f"{name}.npy") as file:
+        version = np.lib.format.read_magic(file)
+        header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in header:
+            raise ValueError(f"{name!r} is of version {version} of numpy's format")
+        shape, transposed, kind = header[version](file)
+        expected = bits(torch.empty(0, dtype=DTYPE_OF[dtype])).dtype
+        if shape != t.dims or kind != expected or (transposed and len(shape) > 1):
+            raise ValueError(f"{name!r} is {kind}{list(shape)}, not {dtype}{list(t.dims)}")
+        if prod(shape) * kind.itemsize > room:
+            raise ValueError(f"{name!r} is larger than the file, or compressed")
+        w = np.empty(shape, kind)
+        data = memoryview(w.reshape(-1).view(np.uint8))
+        while data:
+            n = file.readinto(data)  # type: ignore[attr-defined]
+            if not n:
+                raise ValueError(f"{name!r} is cut short")
+            data = data[n:]
+    return torch.from_numpy(w).view(DTYPE_OF[dtype])
 
 
 def with_constants(program: StableHLOProgram) -> StableHLOProgram:

@@ -187,8 +187,8 @@ class StableHLOProgram:
         flat, states = self._given(args, kwargs)
         inputs, values = self._bind(flat)
         key = None if self.bounded else tuple([tuple(x.shape) for x in inputs])
-        run = self.executables.get(key, lambda: self._static(values))
         given = bounded.pad(self, inputs) if self.bounded else inputs
+        run = self.executables.get(key, lambda: self._compiled(values, (*given, *states)))
         return self._result(run([*map(upload, (*given, *states)), *self._weights()]), values)
 
     def interpret(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,6 +250,15 @@ class StableHLOProgram:
         """What is compiled for a call."""
         return self.hlo if self.bounded or self.hlo.static else self.refine(**values).hlo
 
+    def _compiled(self, values: Mapping[str, int], given: Sequence[torch.Tensor]) -> Hlo:
+        """What is compiled, when it takes what is given: XLA does not compare sizes with those of its buffers."""
+        hlo = self._static(values)
+        weights = [self.weights[a.name] for a in self.arguments if a.kind == "const"]
+        for i, (a, x, t) in enumerate(zip(self.arguments, (*given, *weights), hlo.inputs, strict=True)):
+            if tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype]:
+                fail("run", f"argument {i} {a.name!r}", f"is {x.dtype} {list(x.shape)}, and the module takes {t}")
+        return hlo
+
     def _result(self, outs: Sequence[torch.Tensor], values: dict[str, int]) -> Any:
         """Outputs, cut to their sizes, as the model gives them; states behind them."""
         counts = {a.name: int(y) for a, y in zip(self.results, outs, strict=True) if a.kind == "count"}
@@ -258,7 +267,7 @@ class StableHLOProgram:
             int(y) if spec.dtype == "int" else _cut(y, spec.dims, values | counts) if padded else y
             for spec, y in zip(self.inner.outputs, outs, strict=False)
         ]
-        result = shown[0] if self._plain_result else pytree.tree_unflatten(shown, self.signature.out_spec)
+        result = shown[0] if self._plain_result else self.signature.unflatten(shown)
         changed = outs[len(outs) - len(self.states) :] if self.states else ()
         return (result, *changed) if self.states else result
 

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -20,11 +19,15 @@ import torch
 from jax._src import xla_bridge
 from jax._src.lib import _jax, xla_client
 
+from .. import worker
 from ..cache import folder
-from ..errors import fail, sentence_of
+from ..errors import KeepdimError, fail, sentence_of
+from ..files import write_bytes
+from ..mlir import string_of
 from ..refine import Hlo
 
 log = logging.getLogger("keepdim")
+CALLS = {"shape_assertion", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}  # that XLA itself takes away
 IN_MEMORY = 32  # executables of one program
 ON_DISK = 1 << 30  # bytes of all of them together
 
@@ -67,8 +70,11 @@ class Executable:
         self._loaded = loaded
 
     def __call__(self, buffers: Sequence[Any]) -> list[torch.Tensor]:
-        outs = [o[0] for o in self._loaded.execute_sharded(buffers).disassemble_into_single_device_arrays()]
-        _jax.batched_block_until_ready(outs)  # inputs are the caller's memory
+        try:
+            outs = [o[0] for o in self._loaded.execute_sharded(buffers).disassemble_into_single_device_arrays()]
+            _jax.batched_block_until_ready(outs)  # inputs are the caller's memory
+        except (_jax.JaxRuntimeError, ValueError) as e:
+            fail("run", "program", f"is not run by XLA: {sentence_of(e)}", cause=e)
         return [download(o) for o in outs]
 
     def to_bytes(self) -> bytes:
@@ -105,22 +111,35 @@ class Executables:
             return found
 
     def _make(self, hlo: Hlo) -> Executable:
+        if hlo.stranger:
+            _refuse_calls(hlo)
         data = hlo.text.encode()
         path = _folder() / hashlib.sha256(_machine() + data).hexdigest()[:32]
         made = _load(path) if self.disk else None
         if made is None:
-            made = _compile(hlo)
+            made, body = _compile(hlo)
             self.compiled += 1
             if self.disk:
-                _keep(made, path, self.disk)
+                _keep(body or made.to_bytes(), path, self.disk)
         return made
 
 
-def _compile(hlo: Hlo) -> Executable:
+def _compile(hlo: Hlo) -> tuple[Executable, bytes | None]:
+    """The executable; of a stranger's module also its bytes, since XLA does not write again what it has loaded."""
+    if hlo.stranger:
+        body = worker.compile_module(hlo.bytecode(), hlo.stranger)
+        return _loaded(body), body
     try:
-        return Executable(_client().compile_and_load(hlo.module, _devices(), xla_client.CompileOptions()))
+        return Executable(_client().compile_and_load(hlo.module, _devices(), xla_client.CompileOptions())), None
     except (_jax.JaxRuntimeError, ValueError) as e:
         fail("run", "program", f"is not compiled by XLA: {sentence_of(e)}", cause=e)
+
+
+def _refuse_calls(hlo: Hlo) -> None:
+    """A file may not call native code of this process: some of it takes a pointer from its operands."""
+    for op in hlo.operations():
+        if op.name == "stablehlo.custom_call" and (name := string_of(op.attributes["call_target_name"])) not in CALLS:
+            fail("run", "program", f"calls {name!r}, which is native code", "Write the module without this call")
 
 
 def _devices() -> Any:
@@ -139,29 +158,29 @@ def _folder() -> Path:
     return folder() / "xla"
 
 
+def _loaded(body: bytes) -> Executable:
+    return Executable(_client().deserialize_executable(body, _devices(), xla_client.CompileOptions()))
+
+
 def _load(path: Path) -> Executable | None:
     with contextlib.suppress(OSError):
         data = path.read_bytes()
         digest, body = data[:32], data[32:]
         if hashlib.sha256(body).digest() == digest:
             os.utime(path)  # the least recently used go first
-            return Executable(_client().deserialize_executable(body, _devices(), xla_client.CompileOptions()))
+            return _loaded(body)
         log.warning("the executable in %s is damaged and compiled again", path)
     return None
 
 
-def _keep(made: Executable, path: Path, limit: int) -> None:
+def _keep(body: bytes, path: Path, limit: int) -> None:
     """Under its name only when it is whole; older ones go where there is no room."""
     try:
-        body = made.to_bytes()
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "wb") as f:
-            f.write(hashlib.sha256(body).digest() + body)
-        os.replace(part, path)
+        write_bytes(path, hashlib.sha256(body).digest() + body, "run")
         for old in _beyond(path.parent, limit):
             old.unlink(missing_ok=True)
-    except OSError as e:
+    except (OSError, KeepdimError) as e:
         log.warning("the executable is not kept: %s", e)
 
 
