@@ -21,6 +21,7 @@ from . import demo, factory, inputs, pte, report, splits
 from .auditing.result import BAD, LOST
 from .embed import Encoder
 from .errors import KeepdimError, fail
+from .files import atomic_write, path_of, write_bytes
 from .generate import Sampling, Writer, open_model
 from .module import load, lower
 from .profile import profile
@@ -47,7 +48,6 @@ EXAMPLES = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a KeepdimError becomes its sentence on standard error and exit code 1."""
-    args = _parser().parse_args(argv)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("keepdim: %(message)s"))
     logger = logging.getLogger("keepdim")
@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for noisy in ("torchao", "torch.utils._pytree"):  # what exir's imports say about optional parts
         logging.getLogger(noisy).setLevel(logging.ERROR)
     try:
+        args = _parser().parse_args(argv)
         return args.run(args)
     except KeepdimError as e:
         print(e, file=sys.stderr)
@@ -71,6 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         logger.removeHandler(handler)
+
+
+def _path(given: str) -> Path:
+    """An argument that is a path."""
+    return path_of("cli", given)
+
+
+def _name(given: str) -> str:
+    """One in which a path may be."""
+    path_of("cli", given)
+    return given
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,40 +101,43 @@ def _parser() -> argparse.ArgumentParser:
 
     command("demo", _demo, "lower, save, load and run a small model at a dozen sizes")
     p = command("lower", _lower, "lower a model to a .pte")
-    p.add_argument("model", metavar="FILE.py:FACTORY", help="the factory returns (model, args, dynamic_shapes)")
-    p.add_argument("-o", "--output", type=Path, required=True, help="the .pte to write")
+    p.add_argument(
+        "model", type=_name, metavar="FILE.py:FACTORY", help="the factory returns (model, args, dynamic_shapes)"
+    )
+    p.add_argument("-o", "--output", type=_path, required=True, help="the .pte to write")
     engine = "that runs it: ggml (the default) or mlx"
     p.add_argument("--engine", default="ggml", help=engine)
     p = command("run", _run, "run a .pte on inputs and print the results")
-    p.add_argument("file", type=Path)
+    p.add_argument("file", type=_path)
     forms = "randn:1,17,64 | zeros:SHAPE | ones:SHAPE | randint:HIGH:SHAPE | x.npy | x.pt | an integer"
-    p.add_argument("--input", action="append", default=[], metavar="NAME=VALUE", help=forms)
+    p.add_argument("--input", type=_name, action="append", default=[], metavar="NAME=VALUE", help=forms)
     p.add_argument("--seed", type=int, default=0, help="of randn and randint (default 0)")
-    p.add_argument("-o", "--output", type=Path, help="save the results here as well (torch.save)")
+    p.add_argument("-o", "--output", type=_path, help="save the results here as well (torch.save)")
     measured = "print what took how long; an input that is given again is another call, and each is made three times"
     p.add_argument("--profile", action="store_true", help=measured)
-    p.add_argument("--html", type=Path, metavar="FILE", help="with --profile: write it as a page too")
+    p.add_argument("--html", type=_path, metavar="FILE", help="with --profile: write it as a page too")
     p = command("inspect", _inspect, "print the contract and the programs of a .pte, or what StableHLO has in it")
-    p.add_argument("file", type=Path)
+    p.add_argument("file", type=_path)
     p.add_argument("--json", action="store_true", help="as JSON")
     p.add_argument("--verify", action="store_true", help="check the weights against their checksums too")
-    p.add_argument("--html", type=Path, metavar="FILE", help="write a page instead: contract, graph, sizes to try")
+    p.add_argument("--html", type=_path, metavar="FILE", help="write a page instead: contract, graph, sizes to try")
     p = command("audit", _audit, "follow a model's sizes through a lowering, say what was lost where, and try the file")
-    p.add_argument("model", metavar="FILE", help="FILE.py:FACTORY, an ExportedProgram (.pt2), or a .pte")
+    p.add_argument("model", type=_name, metavar="FILE", help="FILE.py:FACTORY, an ExportedProgram (.pt2), or a .pte")
     who = "ggml (keepdim's own, the default), mlx (likewise), xnnpack, coreml, vulkan, module:Class, or FILE.py:Class"
-    p.add_argument("--partitioner", default="ggml", help=who)
+    p.add_argument("--partitioner", type=_name, default="ggml", help=who)
     p.add_argument("--json", action="store_true", help="as JSON (docs/audit.md)")
-    p.add_argument("--html", type=Path, metavar="FILE", help="write it as a page too: every size from stage to stage")
+    p.add_argument("--html", type=_path, metavar="FILE", help="write it as a page too: every size from stage to stage")
     p.add_argument("--no-tries", action="store_true", help="do not run the file")
+    p.add_argument("--trust", action="store_true", help="a .pt2 is your own: torch runs code that such a file names")
     p.add_argument("--seconds", type=int, default=60, help="that a trial may take (default 60)")
     allowed = f"do not fail for it: {', '.join((*LOST, *BAD))}"
     p.add_argument("--allow", action="append", default=[], metavar="VERDICT", choices=(*LOST, *BAD), help=allowed)
-    p.add_argument("-o", "--output", type=Path, help="keep the .pte that is audited")
+    p.add_argument("-o", "--output", type=_path, help="keep the .pte that is audited")
     p = command("tune", _tune, "measure at which sizes kernels change on this machine, for every later start")
     p.add_argument("--seconds", type=float, default=2.0, help="to spend on each (default 2)")
     p.add_argument("--times", action="store_true", help="print what was measured")
     p = command("refine", _refine, "run passes over StableHLO text or an artifact, and print the result")
-    p.add_argument("file", type=Path, help="a .mlir text, or an artifact")
+    p.add_argument("file", type=_path, help="a .mlir text, or an artifact")
     p.add_argument("--types", help="of all arguments: 'tensor<16xf32>,tensor<4xi64>'")
     p.add_argument("--sizes", nargs="+", metavar="NAME=N", help="instead of types and passes: sizes of the contract")
     chosen = "in order, with commas between them (default: remove-dynamism); an unknown name lists those there are"
@@ -130,17 +145,21 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--print-after-each", action="store_true", help="print the program after each pass")
     pieces = "take the parts of a text between lines of // ----- one after the other; one that is refused ends none"
     p.add_argument("--split-input-file", action="store_true", help=pieces)
-    p.add_argument("-o", "--output", type=Path, help="write it here: text if the name ends in .mlir, else an artifact")
+    p.add_argument("-o", "--output", type=_path, help="write it here: text if the name ends in .mlir, else an artifact")
     p = command("embed", _embed, "print or write the embeddings of texts, each a vector of length 1")
     p.add_argument("text", nargs="*", help="the texts")
-    p.add_argument("--file", type=Path, help="take the texts from here, one a line (an empty line is a text too)")
-    p.add_argument("-o", "--output", type=Path, help="write them here, f32 [texts, width] (.npy), and print nothing")
-    p.add_argument("--model", default="minilm", help="minilm (all-MiniLM-L6-v2, the default) or a checkpoint folder")
+    p.add_argument("--file", type=_path, help="take the texts from here, one a line (an empty line is a text too)")
+    p.add_argument("-o", "--output", type=_path, help="write them here, f32 [texts, width] (.npy), and print nothing")
+    p.add_argument(
+        "--model", type=_name, default="minilm", help="minilm (all-MiniLM-L6-v2, the default) or a checkpoint folder"
+    )
     cut = "cut longer texts after N tokens (default: where the model's own settings say, 256 for minilm; at most 512)"
     p.add_argument("--max-length", type=int, metavar="N", help=cut)
     p.add_argument("--engine", default="ggml", help=engine)
     p = command("generate", _generate, "let a language model answer; the text goes to standard output")
-    p.add_argument("model", help="smollm2 (SmolLM2-135M-Instruct), a .gguf, a checkpoint folder, or a lowered .pte")
+    p.add_argument(
+        "model", type=_name, help="smollm2 (SmolLM2-135M-Instruct), a .gguf, a checkpoint folder, or a lowered .pte"
+    )
     p.add_argument("--prompt", help="what it answers to")
     p.add_argument("--chat", action="store_true", help="a dialogue: a message a line from standard input")
     p.add_argument("--raw", action="store_true", help="continue the prompt instead of answering it")
@@ -150,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--cache", help="dtype of keys and values: f32 (the default), f16 or q8_0")
     p.add_argument("--engine", help=engine)
     p.add_argument("--mapped", action="store_true", help="leave the weights in the .gguf and map them from there")
-    p.add_argument("--weights", type=Path, metavar="GGUF", help="of a lowered .pte that maps them, if not beside it")
+    p.add_argument("--weights", type=_path, metavar="GGUF", help="of a lowered .pte that maps them, if not beside it")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="choose among the K likeliest")
     p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="among the likeliest that are P together")
@@ -189,9 +208,9 @@ def _audit(args: argparse.Namespace) -> int:
     if ".py:" in who:
         who = factory.called(who)
     found = audit(given[0], given[1], dynamic_shapes=given[2], partitioner=who, tries=not args.no_tries,
-                  seconds=args.seconds, output=args.output, name=args.model)  # fmt: skip
+                  seconds=args.seconds, output=args.output, name=args.model, trust=args.trust)  # fmt: skip
     if args.html is not None:
-        args.html.write_text(report.audit_page(found.to_dict()), encoding="utf-8")
+        write_bytes(args.html, report.audit_page(found.to_dict()).encode(), "cli")
     print(found.to_json() if args.json else found)
     return 1 if found.faults(args.allow) else 0
 
@@ -219,14 +238,15 @@ def _run(args: argparse.Namespace) -> int:
         every, found = profile(module, [f for f in flats for _ in range(REPEATS)])
         print(found)
         if args.html is not None:
-            args.html.write_text(report.file_page(args.file, found), encoding="utf-8")
+            write_bytes(args.html, report.file_page(args.file, found).encode(), "cli")
         results = every[-1]
     else:
         results = [module.run_flat(flat) for flat in flats][-1]
     for spec, value in zip(module.contract.outputs, results, strict=True):
         print(f"{spec.name}: {_show(value)}")
     if args.output is not None:
-        torch.save(results, args.output)
+        with atomic_write(args.output, "cli") as file:
+            torch.save(results, file)
     return 0
 
 
@@ -250,7 +270,7 @@ def _refine(args: argparse.Namespace) -> int:
         return _refine_pieces(args, refined)
     hlo = refined(Hlo.load(args.file)) if args.sizes is None else _sized(args)
     if args.output is not None:
-        args.output.write_bytes(hlo.text.encode() if args.output.suffix == ".mlir" else hlo.artifact())
+        write_bytes(args.output, hlo.text.encode() if args.output.suffix == ".mlir" else hlo.artifact(), "cli")
     elif not args.print_after_each:
         print(hlo.text)
     return 0
@@ -267,7 +287,7 @@ def _refine_pieces(args: argparse.Namespace, refined: Callable[[Any], Any]) -> i
     failed = 0
     for i, piece in enumerate(pieces):
         try:
-            hlo = refined(Hlo.parse(piece, f"piece {i}"))
+            hlo = refined(Hlo.read(piece, f"piece {i}"))
         except KeepdimError as e:
             failed = 1
             print(f"piece {i}: {e}", file=sys.stderr)
@@ -323,7 +343,7 @@ def _inspect(args: argparse.Namespace) -> int:
     if args.verify and mapped is not None:
         mapped.find(args.file)
     if args.html is not None:
-        args.html.write_text(report.file_page(args.file), encoding="utf-8")
+        write_bytes(args.html, report.file_page(args.file).encode(), "cli")
         return 0
     found = list(pte.delegates(args.file))
     if args.json:
@@ -412,18 +432,14 @@ def _write_embeddings(encoder: Encoder, texts: Iterable[str], progress: Progress
     """Rows as they come, under the file's own name only when all are there."""
     from numpy.lib import format as npy
 
-    part, written, start = path.with_name(path.name + ".part"), 0, time.monotonic()
-    try:
-        with part.open("wb") as f:
-            npy.write_array_header_1_0(f, {"descr": "<f4", "fortran_order": False, "shape": (count, encoder.width)})
-            for rows in encoder.stream(texts, progress):
-                f.write(rows.numpy().astype("<f4", copy=False).tobytes())
-                written += len(rows)
+    written, start = 0, time.monotonic()
+    with atomic_write(path, "cli") as f:
+        npy.write_array_header_1_0(f, {"descr": "<f4", "fortran_order": False, "shape": (count, encoder.width)})
+        for rows in encoder.stream(texts, progress):
+            f.write(rows.numpy().astype("<f4", copy=False).tobytes())
+            written += len(rows)
         if written != count:
             fail("cli", str(path), f"is not written: the texts changed meanwhile ({count} before, {written} now)")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
     took = time.monotonic() - start
     print(f"keepdim: {path}: f32 [{count}, {encoder.width}] in {took:.1f} s", file=sys.stderr)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import path_of
 from ..turns import in_turn
 from .result import Audit, Stage
 
@@ -29,11 +30,13 @@ def audit(
     seconds: int = 60,
     output: str | Path | None = None,
     name: str = "",
+    trust: bool = False,
 ) -> Audit:
     """Follow the sizes of a model (or ExportedProgram, or a .pt2 or .pte file) through a lowering, and try the file.
 
     `partitioner` is ggml or mlx (keepdim's own flow), xnnpack, coreml, vulkan, `module:Class`, or an instance of one.
-    A trial may take so many `seconds`. The file is kept as `output`, where one is named.
+    A trial may take so many `seconds`. The file is kept as `output`, where one is named. A .pt2 is read by torch, which
+    imports and calls what the file names: say `trust=True` for one that is your own.
 
     >>> import torch, keepdim
     >>> from torch.export import Dim
@@ -46,9 +49,9 @@ def audit(
 
     if isinstance(model, (str, Path)):
         name = name or str(model)
-        if Path(model).suffix == ".pte":
-            return files.audit_file(Path(model), tries, seconds)
-        model = files.exported(Path(model))
+        if (file := path_of("audit", model)).suffix == ".pte":
+            return files.audit_file(file, tries, seconds)
+        model = files.exported(file, trust)
     if tries:
         children()  # they start while the model is lowered
     from . import flows
@@ -56,7 +59,7 @@ def audit(
     name = name or type(model).__name__
     kwargs = dict(kwargs or {})
     with tempfile.TemporaryDirectory(prefix="keepdim-") as folder:
-        path = Path(folder) / "method.pte" if output is None else Path(output)
+        path = Path(folder) / "method.pte" if output is None else path_of("audit", output)
         if isinstance(partitioner, str) and partitioner in flows.ENGINES:
             flow, who = flows.ours(model, args, kwargs, dynamic_shapes, path, partitioner), partitioner
         else:

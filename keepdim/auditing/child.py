@@ -31,7 +31,7 @@ class Job(msgspec.Struct):
 
 def run(job: Job) -> None:
     """Load, call, and leave ("ran", results) or ("refused", sentence)."""
-    flat = torch.load(job.inputs, weights_only=False)
+    flat = torch.load(job.inputs, weights_only=True)
     outcome: tuple[str, Any]
     try:
         outcome = ("ran", load(job.file).run_flat(flat) if job.keepdim else _execute(job.file, flat))

@@ -21,10 +21,13 @@ from .result import Audit, Change, Item, Stage, State, Trial
 from .tries import Point, absent, points, try_all
 
 
-def exported(path: Path) -> ExportedProgram:
-    """An ExportedProgram from a .pt2."""
+def exported(path: Path, trust: bool) -> ExportedProgram:
+    """An ExportedProgram from a .pt2; torch's reader imports and calls what such a file names."""
     if not path.exists():
         fail("audit", str(path), "does not exist")
+    if not trust:
+        fail("audit", str(path), "is read by torch.export.load, which runs code that a file names",
+             "Say trust=True (on the command line --trust) if the file is your own")  # fmt: skip
     try:
         return torch.export.load(path)
     except Exception as e:  # torch raises many kinds for a file that is not its own

@@ -22,6 +22,7 @@ from torch.export import ExportedProgram, export
 from ..capture import capture, declared_dims, names_of, specs_of
 from ..contract import Contract
 from ..errors import KeepdimError, fail, sentence, told
+from ..files import atomic_write
 from ..lowering import ENGINES, engine_named, lower_method
 from ..reading import read, shape_env_of
 from ..trials import own, own_program, resized, run
@@ -188,7 +189,7 @@ def _lower_stock(flow: Flow, ep: ExportedProgram, parts: Sequence[Partitioner], 
     manager = edge.to_executorch()
     final = snapshot.of_program(manager.exported_program())
     recorder.end("to_executorch", "executorch", places.of_function(EdgeProgramManager.to_executorch), final)
-    with path.open("wb") as f:
+    with atomic_write(path, "audit") as f:
         manager.write_to_file(f)
     flow.wrote(path, emit_program)
 

@@ -136,7 +136,7 @@ class Children:
             fail("audit", "trial", "the process that runs trials is gone", f"Run python -m {__package__}.child by hand")
         if int(answer) or not outcome.exists():
             return "crashed", ended(int(answer), seconds)
-        return torch.load(outcome, weights_only=False)
+        return torch.load(outcome, weights_only=True)
 
     def end(self) -> None:
         """No more trials."""
