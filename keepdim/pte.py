@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +48,17 @@ class Layout(NamedTuple):
     program: Any
     segments: list[tuple[int, int]]
 
+    def segment(self, i: int) -> tuple[int, int]:
+        """One of the segments, by an index of the file."""
+        return _element(self.segments, i, "segment")
+
+
+def _element(parts: Sequence[Any], i: int, what: str) -> Any:
+    """A part of a file by an index that the file gives."""
+    if not 0 <= i < len(parts):
+        fail("load", f"{what} {i}", f"does not exist: the file has {len(parts)}", "Copy it or lower the model again")
+    return parts[i]
+
 
 def _layout(data: Any, path: Path) -> Layout:
     # Here and not above: reading a file's parts needs all of exir, running a file does not.
@@ -70,7 +81,7 @@ def _weights(layout: Layout) -> list[tuple[str, int, int]]:
     constants = layout.program.constant_segment
     if constants is not None and constants.offsets and layout.segments:
         out.setdefault(constants.segment_index, "executorch constants")
-    pieces = sorted((*layout.segments[i], key) for i, key in out.items())
+    pieces = sorted((*layout.segment(i), key) for i, key in out.items())
     return [(key, offset, size) for offset, size, key in pieces if size]
 
 
@@ -155,7 +166,7 @@ def contract_text(path: Path, method: str = CONTRACT_METHOD) -> str:
     with _Mapped(path) as data:
         for plan in _layout(data, path).program.execution_plan:
             if plan.name == method:
-                results = [getattr(plan.values[i].val, "string_val", None) for i in plan.outputs]
+                results = [getattr(_element(plan.values, i, "value").val, "string_val", None) for i in plan.outputs]
                 if len(results) == 1 and isinstance(results[0], str):
                     return results[0]
     fail("load", str(path), f"has no method {method!r} that returns a text", "It was not lowered by keepdim")
@@ -170,9 +181,9 @@ def delegates(path: Path) -> Iterator[Delegate]:
             for d in plan.delegates:
                 i = d.processed.index
                 if d.processed.location.name == "INLINE":
-                    blob = bytes(layout.program.backend_delegate_data[i].data)
+                    blob = bytes(_element(layout.program.backend_delegate_data, i, "delegate data").data)
                 else:
-                    offset, n = layout.segments[i]
+                    offset, n = layout.segment(i)
                     blob = bytes(data[offset : offset + n])
                 program = Program.from_json(blob) if d.id.startswith("Keepdim") else None
                 mine = {v.key for v in program.values if v.key} if program else set()
@@ -189,7 +200,7 @@ def calls(path: Path, method: str = "forward") -> list[str]:
     with _Mapped(path) as data:
         plans = [p for p in _layout(data, path).program.execution_plan if p.name == method]
         chain = [(p, i.instr_args) for p in plans for c in p.chains for i in c.instructions]
-        ops = [p.operators[i.op_index] for p, i in chain if type(i).__name__ == "KernelCall"]
+        ops = [_element(p.operators, i.op_index, "kernel") for p, i in chain if type(i).__name__ == "KernelCall"]
         return [f"{o.name}.{o.overload}" if o.overload else o.name for o in ops]
 
 

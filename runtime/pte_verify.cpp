@@ -226,7 +226,7 @@ class ProgramVerifier {
     Offsets out;
     const auto list = table.vector<uint64_t>(1);
     for (size_t i = 0; list && i < list->size(); ++i) out.offsets.push_back((*list)[i]);
-    if (out.offsets.size() > 1) out.segment = segments_[checked_index(table.scalar<uint32_t>(0), segments_.size(), "the segment of " + what)];
+    if (out.offsets.size() > 1 || (!out.offsets.empty() && !segments_.empty())) out.segment = segments_[checked_index(table.scalar<uint32_t>(0), segments_.size(), "the segment of " + what)];
     return out;
   }
 

@@ -18,6 +18,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from .. import pte
 from ..contract import Contract
+from ..errors import fail, told
 from ..reading import expr_of, finite, graph_modules, shape_env_of
 from ..signature import CONTRACT_METHOD, Signature
 
@@ -123,9 +124,18 @@ def of_program(ep: ExportedProgram, delegate: bool = False) -> Program:
 
 
 def of_file(path: Path) -> File:
-    """A .pte of anybody."""
+    """A .pte of anybody, or a sentence where it is damaged."""
+    try:
+        return _of_file(path)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:  # ExecuTorch's reader checks no fields
+        fail("audit", str(path), f"is damaged: a part of it is missing or of another kind ({told(e)})", cause=e)
+
+
+def _of_file(path: Path) -> File:
     program = pte.program_of(path)
-    plan = next(p for p in program.execution_plan if p.name != CONTRACT_METHOD)
+    plan = next((p for p in program.execution_plan if p.name != CONTRACT_METHOD), None)
+    if plan is None:
+        fail("audit", str(path), "has no method to audit")
 
     def facts(index: int) -> FileInput | None:
         val = plan.values[index].val

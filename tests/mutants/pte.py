@@ -12,6 +12,7 @@ import enum
 import hashlib
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -253,6 +254,8 @@ def attempt(path: Path) -> str:
     finally:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             cli.main(["inspect", str(path)])
+            cli.main(["inspect", str(path), "--html", os.devnull])
+            cli.main(["audit", str(path), "--no-tries"])
     return "ran"
 
 
