@@ -1,5 +1,6 @@
 """keepdim: lower a PyTorch model once; run it at every shape its contract allows."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: F401  first: its OpenMP runtime is then the one our library shares
@@ -10,6 +11,7 @@ from .contract import DTYPES, Contract
 from .errors import KeepdimError
 from .module import Module, load, lower
 from .settings import options, set_options
+from .turns import importing
 
 if TYPE_CHECKING:
     from .auditing import Audit, audit
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from .ranges import dispatch
 
 _native.set_dtypes(DTYPES)
+# torch's threads are not in a forked process, where its parallel kernels would wait for them for ever.
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 for _id, _status in _native.backends().items():
     if _status != 0:
         raise KeepdimError(f"[import] backend {_id}: ExecuTorch did not register it (status {_status:#x}).")
@@ -26,6 +30,11 @@ for _id, _status in _native.backends().items():
 
 def __getattr__(name: str) -> Any:
     """What needs all of exir, transformers or jax is imported when asked for: running a file does not."""
+    with importing():
+        return _imported(name)
+
+
+def _imported(name: str) -> Any:
     if name in ("LanguageModel", "lower_llm"):
         from . import llm
 

@@ -176,6 +176,9 @@ def specs_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         shapes = shapes.dynamic_shapes(model, args, kwargs)
     if shapes is None:
         return [None] * len(paths)
+    if not isinstance(shapes, (tuple, list, Mapping)):
+        fail("capture", "dynamic_shapes", f"is a {type(shapes).__name__}",
+             "Give a tuple with an entry for each argument, or a dict by their names")  # fmt: skip
     names = _argument_names(model, len(args))
     by_name = (
         dict(zip([n for n, _ in dict.fromkeys(names)], shapes, strict=False))
@@ -184,6 +187,13 @@ def specs_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     )
 
     def find(path: Any) -> Any:
+        try:
+            return entry(path)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+            fail("capture", "dynamic_shapes", f"have another structure than the arguments ({told(e)})",
+                 "Give an entry for each argument, nested as the arguments are", e)  # fmt: skip
+
+    def entry(path: Any) -> Any:
         side, first, *rest = [_key(k) for k in path]
         name, index = names[first] if side == 0 else (first, None)
         node, value = by_name.get(name), (args[first] if side == 0 else kwargs[first])

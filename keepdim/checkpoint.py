@@ -7,7 +7,9 @@ while it reads.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 
 from .errors import fail, optional, told
+from .turns import in_turn
 
 NESTED = 20  # levels of a config: models have configs of their parts in it
 # Keys of a config that transformers takes as the name of something to load or to run, and the values that are not.
@@ -29,38 +32,75 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "kernel_config": (None,),
     "fusion_config": (None,),
     "use_kernels": (None, False),
+    "configuration_files": (None, []),
 }
+_code = threading.local()  # .refused: this thread is reading a folder
 
 
+@contextlib.contextmanager
+def _without_code() -> Iterator[None]:
+    """While it lasts, transformers neither runs Python of a folder nor asks on standard input whether to.
+
+    `trust_remote_code=False` does not reach the models inside a model, which transformers makes without it.
+    """
+    module = optional("load", "transformers.dynamic_module_utils")
+    run, wait = module.get_class_in_module, module.TIME_OUT_REMOTE_CODE
+
+    def get_class_in_module(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_code, "refused", False):
+            raise ValueError("trust_remote_code is False")
+        return run(*args, **kwargs)
+
+    module.get_class_in_module, module.TIME_OUT_REMOTE_CODE, _code.refused = get_class_in_module, 0, True
+    try:
+        yield
+    finally:
+        module.get_class_in_module, module.TIME_OUT_REMOTE_CODE, _code.refused = run, wait, False
+
+
+@in_turn
 def read_model(stage: str, kind: str, folder: Path) -> Any:
     """The model of a folder, in f32, by an Auto class of transformers."""
     check_folder(stage, folder)
     auto = getattr(optional(stage, "transformers"), kind)
     what = "language model" if kind == "AutoModelForCausalLM" else "model"
     try:
-        return auto.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, weights_only=True
-        )
+        with _without_code():
+            return auto.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, weights_only=True
+            )
     except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
         _refuse_code(stage, folder, e)
         fail(stage, str(folder), f"cannot be read as a {what} ({told(e)})", cause=e)
 
 
+@in_turn
 def read_tokenizer(stage: str, folder: Path, **more: Any) -> Any:
     """The tokenizer of a folder."""
     auto = optional(stage, "transformers").AutoTokenizer
+    for path in sorted(folder.glob("*tokenizer_config.json")):
+        for key, value in _entries(read_object(stage, path), NESTED):
+            if key.endswith(("_file", "_files")):
+                for name in value if isinstance(value, list) else [value]:
+                    _check_name(stage, path, name, "file")
     try:
-        return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **more)
+        with _without_code():
+            return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **more)
     except Exception as e:  # as above
         _refuse_code(stage, folder, e)
         fail(stage, str(folder), f"its tokenizer cannot be read ({told(e)})", cause=e)
 
 
+_WITHOUT_CODE = (
+    "Use a model that transformers itself has, or build this one in your program and pass it to keepdim.lower_llm or "
+    "keepdim.lower"
+)
+
+
 def _refuse_code(stage: str, folder: Path, e: Exception) -> None:
     if "trust_remote_code" in str(e):  # transformers' remedy, which is not ours
         fail(stage, str(folder), "needs Python code of its own (auto_map), which keepdim does not run",
-             "Use a model that transformers itself has, or build this one in your program and pass it to "
-             "keepdim.lower_llm or keepdim.lower", e)  # fmt: skip
+             _WITHOUT_CODE, e)  # fmt: skip
 
 
 def check_folder(stage: str, folder: Path) -> None:
@@ -76,7 +116,11 @@ def check_folder(stage: str, folder: Path) -> None:
         for name in names.values():
             _check_name(stage, path, name)
     config = folder / "config.json"
-    for key, value in _entries(read_object(stage, config), NESTED):
+    top = read_object(stage, config)
+    for key, value in _entries(top, NESTED):
+        if key == "auto_map" and value is not top.get("auto_map"):
+            fail(stage, str(config), "a part of the model needs Python code of its own (auto_map), which keepdim does "
+                 "not run", f"{_WITHOUT_CODE}")  # fmt: skip
         if key == "transformers_weights":
             _check_name(stage, config, value)
         elif key in KEYS and not any(value is v or value == v for v in KEYS[key]):
@@ -92,11 +136,11 @@ def _remedy(key: str) -> str:
     return f"Remove {key} from the file"
 
 
-def _check_name(stage: str, path: Path, name: Any) -> None:
-    """A weight file is one of the folder's own."""
+def _check_name(stage: str, path: Path, name: Any, what: str = "weight file") -> None:
+    """A file that a folder names is one of its own."""
     plain = isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0", ":"} & {*name}
     if not plain:
-        fail(stage, str(path), f"names the weight file {name!r:.80}, which is not a file name in its folder",
+        fail(stage, str(path), f"names the {what} {name!r:.80}, which is not a file name in its folder",
              "Put the file into the folder and name it there")  # fmt: skip
 
 

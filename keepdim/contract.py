@@ -334,7 +334,11 @@ def solve(places: Sequence[Place], known: Collection[str] = ()) -> tuple[list[Sy
     ([('t', '2', '1'), ('s', 't', '0')], [])
     """
     found: dict[str, Symbol] = {}
-    open_places = sorted(places, key=lambda p: (p.dim.sym is None, p.kind == "item"))
+    for p in sorted((p for p in places if p.dim.sym is not None), key=lambda p: p.kind == "item"):
+        if (sym := p.dim.sym) is not None and sym.name not in found and sym.name not in known:
+            source = Source(p.kind, p.input, p.index, Dim.const(1), Dim.const(0))
+            found[sym.name] = Symbol(sym.name, sym.lo, sym.hi, source)
+    open_places = sorted((p for p in places if p.dim.sym is None), key=lambda p: p.kind == "item")
     progress = True
     while progress:
         progress = False

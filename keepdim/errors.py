@@ -25,6 +25,9 @@ class KeepdimError(RuntimeError):
         return text[1 : text.index("]")] if text.startswith("[") and "]" in text else ""
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what a file wrote could steer a terminal
+
+
 def sentence(stage: str, subject: str, fact: str, remedy: str = "") -> str:
     """Compose the one form of our messages.
 
@@ -32,7 +35,8 @@ def sentence(stage: str, subject: str, fact: str, remedy: str = "") -> str:
     "[lower] dim 's': has no upper bound. Give the Dim a max."
     """
     parts = [p.strip().removesuffix(".") for p in (fact, remedy)]
-    return f"[{stage}] {subject}: " + " ".join(p + "." for p in parts if p)
+    text = f"[{stage}] {subject}: " + " ".join(p + "." for p in parts if p)
+    return _CONTROL.sub(lambda c: c[0].encode("unicode_escape").decode(), text)
 
 
 def fail(stage: str, subject: str, fact: str, remedy: str = "", cause: BaseException | None = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Paths and files: every file is written whole or not at all.
+"""Paths, files and temporary folders: every file is written whole or not at all.
 
 What is written goes to a temporary file in the same folder (its name ends in `.part`), is flushed to the disk and then
 takes the place of the target. A full disk, an error or a kill leaves the old file as it was; one that a process has
@@ -8,10 +8,15 @@ open or mapped stays as it is there.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
+import shutil
 import stat
+import sys
+import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +25,7 @@ from .errors import fail
 
 LONGEST, LONGEST_NAME = 4096, 255  # bytes of a path and of a name in it, on Linux and macOS
 CHUNK = 1 << 20  # bytes that are copied at a time
+FOLDER = "keepdim-"  # then the number of the process
 LEFT_OVER = 24 * 3600  # seconds after which nobody writes a temporary file any more
 
 
@@ -42,6 +48,11 @@ def path_of(stage: str, given: Any) -> Path:
     return Path(given)
 
 
+def search_path() -> list[str]:
+    """Where a process of ours may import from: as this one, but never from whatever folder is the current one."""
+    return [p for p in sys.path if os.path.isabs(p)]
+
+
 @contextlib.contextmanager
 def atomic_path(path: str | Path, stage: str = "save") -> Iterator[Path]:
     """A temporary file to write, which replaces `path` when the block ends well.
@@ -56,6 +67,7 @@ def atomic_path(path: str | Path, stage: str = "save") -> Iterator[Path]:
         if before is not None and not stat.S_ISREG(before.st_mode):
             yield target  # a device or a pipe, which nothing can replace; opening a folder fails
             return
+        remove_leftovers(target.parent, f"{glob.escape(target.name[:40])}.{'[0-9a-f]' * 12}.part")
         part = target.with_name(f"{target.name[:40]}.{secrets.token_hex(6)}.part")
         handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
@@ -97,23 +109,68 @@ def copy_open(handle: int, file: IO[bytes]) -> None:
         at += len(chunk)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path, pattern: str = "**/*.part") -> None:
     """Delete temporary files of processes that were killed."""
     oldest = time.time() - LEFT_OVER
-    for part in folder.glob("**/*.part"):
+    for part in folder.glob(pattern):
         with contextlib.suppress(OSError):  # another process removed it, or may
             if part.stat().st_mtime < oldest:
                 part.unlink()
 
 
+# ---------------------------------------------------------------- folders of a process
+def new_folder() -> Path:
+    """A folder for files of this process; those that killed processes left are removed."""
+    shared = Path(tempfile.gettempdir())
+    oldest = time.time() - LEFT_OVER
+    for old in shared.glob(f"{FOLDER}*-*"):
+        owner = old.name.removeprefix(FOLDER).partition("-")[0]
+        with contextlib.suppress(OSError):
+            about = old.lstat()
+            mine = owner.isdigit() and about.st_uid == os.getuid() and about.st_mtime < oldest
+            if mine and not _is_running(int(owner)):
+                shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+
+
+def remove_with(owner: object, folder: Path) -> None:
+    """Remove the folder when the object is gone; a forked process, which has a copy of the object, does not."""
+    weakref.finalize(owner, _remove_of, os.getpid(), folder)
+
+
+def _remove_of(pid: int, folder: Path) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
 def _sync_folder(folder: Path) -> None:
     """So that the new name outlives a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some file systems cannot, and the file itself is written
+    with contextlib.suppress(OSError):  # one that may not be read, or a file system that cannot: the file is written
+        handle = os.open(folder, os.O_RDONLY)
+        try:
             os.fsync(handle)
-    finally:
-        os.close(handle)
+        finally:
+            os.close(handle)
 
 
-__all__ = ["atomic_path", "atomic_write", "copy_open", "path_of", "remove_leftovers", "write_bytes"]
+__all__ = [
+    "atomic_path",
+    "atomic_write",
+    "copy_open",
+    "new_folder",
+    "path_of",
+    "remove_leftovers",
+    "remove_with",
+    "search_path",
+    "write_bytes",
+]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,8 @@ class Text(msgspec.Struct):
     @staticmethod
     def from_json(text: str) -> Text:
         """Back from the text."""
+        if not isinstance(text, (str, bytes)):
+            fail("load", "text side", f"is a {type(text).__name__}", "Give what to_json returned")
         try:
             return msgspec.json.decode(text, type=Text)
         except (msgspec.DecodeError, UnicodeError) as e:
@@ -113,6 +115,45 @@ class Figures:
         return f"prompt {read}, answer {self.answer} tokens ({later / max(self.decode, 1e-9):.1f}/s)"
 
 
+class Stream(Iterator[str]):
+    """The pieces of an answer, as they are made. One thread at a time takes the next one."""
+
+    def __init__(self, pieces: Generator[str]):
+        self._pieces = pieces
+
+    def __next__(self) -> str:
+        try:
+            return next(self._pieces)
+        except ValueError as e:
+            if "already executing" not in str(e):
+                raise
+            fail("generate", "stream", "another thread is taking its next piece", "Take them one after the other", e)
+
+    def close(self) -> None:
+        """End the answer here; what was said belongs to the chat."""
+        self._pieces.close()
+
+    def throw(self, error: BaseException) -> str:
+        """End the answer with an error."""
+        return self._pieces.throw(error)
+
+
+def _check_text(subject: str, text: Any) -> None:
+    if not isinstance(text, str):
+        fail("generate", subject, f"is a {type(text).__name__}, expected a str")
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:  # half a pair, or bytes of a command line that are no UTF-8
+        fail("generate", subject, f"is not a text of Unicode ({e.reason} at {e.start})", cause=e)
+
+
+def _check_most(max_tokens: Any) -> None:
+    if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
+        fail(
+            "generate", "max_tokens", f"{max_tokens!r:.80} is not a number of tokens from 1 on", "Give an int, or None"
+        )
+
+
 @dataclass
 class Writer:
     """Answers of a model, as text that comes as it is made.
@@ -132,6 +173,15 @@ class Writer:
     @classmethod
     def of(cls, model: LanguageModel, sampling: Sampling | None = None) -> Writer:
         """For a model that was lowered with its text side."""
+        if not isinstance(model, LanguageModel):
+            fail(
+                "generate",
+                "model",
+                f"is a {type(model).__name__}",
+                "Give what open_model or LanguageModel.load returned",
+            )
+        if not isinstance(sampling, Sampling | None):
+            fail("generate", "sampling", f"is a {type(sampling).__name__}", "Give a Sampling(...)")
         if not model.text:
             fail("generate", str(model.module.path), "has no text side", "Lower it with its tokenizer")
         text = Text.from_json(model.text)
@@ -141,14 +191,19 @@ class Writer:
             fail("generate", "tokenizer", f"cannot be read ({e})", "Lower the model again", e)
         return cls(model, text, tokenizer, sampling or Sampling())
 
-    def chat(self, message: str, max_tokens: int | None = None) -> Iterator[str]:
+    def chat(self, message: str, max_tokens: int | None = None) -> Stream:
         """The answer to the next message of a chat; messages and answers so far belong to it."""
+        _check_text("message", message)
+        _check_most(max_tokens)
+        return Stream(self._chat(message, max_tokens))
+
+    def _chat(self, message: str, max_tokens: int | None) -> Generator[str]:
         with self.model.hold() as hold:  # also of the messages
             asked = {"role": "user", "content": message}
             self.messages.append(asked)
             answer = ""
             try:
-                for piece in self.complete(self.render(), max_tokens, special=False):
+                for piece in self._complete(self.render(), max_tokens, special=False):
                     answer += piece
                     yield piece
                     hold.resume()
@@ -167,12 +222,13 @@ class Writer:
         given = {"messages": self.messages, "tools": None, "documents": None, "add_generation_prompt": True}
         return templates.render(self.text.template, given | self.text.special)
 
-    def complete(self, prompt: str, max_tokens: int | None = None, special: bool = True) -> Iterator[str]:
+    def complete(self, prompt: str, max_tokens: int | None = None, special: bool = True) -> Stream:
         """The text that follows a prompt. `special`: with the tokens that the tokenizer puts around a text."""
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as e:  # half a pair, or bytes of a command line that are no UTF-8
-            fail("generate", "prompt", f"is not a text of Unicode ({e.reason} at {e.start})", cause=e)
+        _check_text("prompt", prompt)
+        _check_most(max_tokens)
+        return Stream(self._complete(prompt, max_tokens, special))
+
+    def _complete(self, prompt: str, max_tokens: int | None, special: bool) -> Generator[str]:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=special).ids
         if not tokens:
             fail("generate", "prompt", "has no tokens", "Give a text")
@@ -183,7 +239,7 @@ class Writer:
         with self.model.hold() as hold:
             yield from self._answer(tokens, min(room, max_tokens or room), hold)
 
-    def _answer(self, tokens: Sequence[int], most: int, hold: Hold) -> Iterator[str]:
+    def _answer(self, tokens: Sequence[int], most: int, hold: Hold) -> Generator[str]:
         logits = self._read(tokens)
         choose = self.sampling.sampler()
         stream = optional("generate", "tokenizers").decoders.DecodeStream(skip_special_tokens=True)
@@ -251,7 +307,7 @@ def open_model(
     else:
         fail("generate", f"model {str(name)!r}", "is neither a known name, a .gguf, a .pte nor a checkpoint folder",
              "Known: smollm2")  # fmt: skip
-    how = _How(max_context, quant, cache or "f32", engine or "ggml", mapped)
+    how = _How(max_context, quant, "f32" if cache is None else cache, "ggml" if engine is None else engine, mapped)
     kept = cached_file("generate", files, f"{path.name} {how}")
     held = path if mapped else None
     return cached(kept, lambda p, verify: LanguageModel.load(p, held, verify=verify), lambda: make(path, how))
@@ -287,8 +343,7 @@ def _from_gguf(path: Path, how: _How) -> LanguageModel:
     if how.quant is not None:
         fail("generate", "quant", f"{path.name} has its own types", "Leave it out")
     checkpoint = gguf.read(path)
-    tokenizer = read_tokenizer("generate", path.parent, gguf_file=path.name)
-    gguf.mend_tokenizer(path, tokenizer)
+    tokenizer = gguf.read_tokenizer(path)
     context = how.context_of(checkpoint.model)
     text = _text(tokenizer, checkpoint.model).to_json()
     source = checkpoint.source if how.mapped else None

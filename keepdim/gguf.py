@@ -7,14 +7,16 @@ here, and not by transformers, which takes defaults for those it does not know: 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from . import _native
+from . import _native, checkpoint
 from .errors import KeepdimError, fail, optional, sentence_of
 from .mapped import Source
 from .quant import STORED, Quantised, dequantise
@@ -103,7 +105,7 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(model.eval().requires_grad_(False), weights, source)
 
 
-def mend_tokenizer(path: Path, tokenizer: Any) -> None:
+def _mend_tokenizer(path: Path, tokenizer: Any) -> None:
     """What the file says of its tokenizer and transformers does not read: where a text is cut, what leads it."""
     reader, _ = _reader(path)
     backend, package = tokenizer.backend_tokenizer, optional("load", "tokenizers")
@@ -316,6 +318,46 @@ def field(reader: Any, name: str) -> Any:
         fail("load", f"field {name!r}", "is not UTF-8", "The GGUF file is damaged: copy it again", e)
 
 
+@functools.cache
+def fast_reader() -> Any:
+    """The package's reader with lists read at once: its own makes several arrays for each element, one by one."""
+    package = optional("load", "gguf")
+    kinds, slow = package.GGUFValueType, package.GGUFReader
+
+    class Reader(slow):  # type: ignore[misc, valid-type]
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != kinds.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            start, n = orig_offs + 12, int(count[0])
+            types = [kinds.ARRAY, kinds(int(kind[0]))] if n else [kinds.ARRAY]
+            if (number := self.gguf_scalar_to_np.get(kinds(int(kind[0])))) is not None:
+                values = self._get(start, number, n)
+                parts = list(np.asarray(values).reshape(n, 1))
+                return 12 + values.nbytes, [kind, count, *parts], list(range(2, n + 2)), types
+            raw, at, parts = np.asarray(self.data), start, []
+            for _ in range(n):
+                length = raw[at : at + 8].view(np.uint64)
+                end = at + 8 + int(length[0])
+                parts += [length, raw[at + 8 : end]]
+                at = end
+            return at - orig_offs, [kind, count, *parts], list(range(3, 2 * n + 3, 2)), types
+
+    return Reader
+
+
+def read_tokenizer(path: Path) -> Any:
+    """The tokenizer of a file, as transformers makes it, with what it does not read."""
+    package = optional("load", "gguf")
+    slow, package.GGUFReader = package.GGUFReader, fast_reader()
+    try:
+        tokenizer = checkpoint.read_tokenizer("generate", path.parent, gguf_file=path.name)
+    finally:
+        package.GGUFReader = slow
+    _mend_tokenizer(path, tokenizer)
+    return tokenizer
+
+
 def _reader(path: Path) -> tuple[Any, Any]:
     package = optional("load", "gguf")
     if not path.is_file():
@@ -325,7 +367,7 @@ def _reader(path: Path) -> tuple[Any, Any]:
     except _native.Error as e:
         raise KeepdimError(str(e)) from None
     try:
-        reader = package.GGUFReader(path, "c")  # private pages: torch has no read-only tensors
+        reader = fast_reader()(path, "c")  # private pages: torch has no read-only tensors
     except Exception as e:  # the package raises many kinds for a file that is cut short or not its own
         fail("load", str(path), f"cannot be read as GGUF ({type(e).__name__}: {sentence_of(e)})", cause=e)
     return reader, package
@@ -336,4 +378,4 @@ def _architecture(package: Any, name: str) -> Any:
     return known["llama" if name == "mistral" else name]
 
 
-__all__ = ["Checkpoint", "field", "mend_tokenizer", "read"]
+__all__ = ["Checkpoint", "field", "read", "read_tokenizer"]

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import os
 import shutil
-import tempfile
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,6 +23,7 @@ from torch.export import Dim, export
 from . import pte
 from .contract import dtype_name
 from .errors import KeepdimError, fail, optional, told
+from .files import new_folder, remove_with
 from .mapped import Source
 from .module import Module, load
 from .quant import STORED, Quantised, fits, new_state, quantise
@@ -47,7 +47,7 @@ class Hold:
     """That a thread uses a model: for a call, or for as long as a stream is open."""
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.thread, self.process = threading.get_ident(), os.getpid()
         self.granted = False  # until it is known that no other thread was first
 
     def resume(self) -> None:
@@ -66,6 +66,8 @@ class LanguageModel:
     """
 
     def __init__(self, module: Module):
+        if not isinstance(module, Module):
+            fail("generate", "model", f"is a {type(module).__name__}", "Load a file: LanguageModel.load(path)")
         names = [s.name for s in module.contract.inputs]
         if names != ["tokens", "position", "rows"]:
             fail("load", str(module.path), f"is no language model (it takes {', '.join(names)})")
@@ -123,7 +125,7 @@ class LanguageModel:
     def rewind(self, count: int) -> None:
         """Take the last tokens back."""
         with self.hold():
-            if not isinstance(count, int) or not 0 <= count <= self.position:
+            if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= self.position:
                 fail("generate", "rewind", f"{count!r} is out of range 0..{self.position}")
             del self.tokens[self.position - count :]
 
@@ -137,7 +139,11 @@ class LanguageModel:
         mine = Hold()
         self._holds.append(mine)
         try:
-            if any(h.thread != mine.thread for h in self._users_before(mine)):
+            others = [h for h in self._users_before(mine) if h.thread != mine.thread]
+            if any(h.process != mine.process for h in others):
+                fail("fork", "model", "another thread was using it when this process was forked",
+                     "Load the file in the new process, or start processes with spawn")  # fmt: skip
+            if others:
                 fail("generate", "model", "is in use by another thread, or by a stream that is open in one",
                      "Load the file once per thread")  # fmt: skip
             mine.granted = True
@@ -158,6 +164,7 @@ def _integers(values: Any, subject: str, remedy: str) -> torch.Tensor:
     """As i64 [n]; one sequence of whole numbers and nothing else."""
     try:
         given = torch.as_tensor(values)
+        given = given.to_dense() if given.layout != torch.strided else given
     except (TypeError, ValueError, RuntimeError) as e:
         fail("generate", subject, f"are no list of integers ({e})", cause=e)
     if given.numel() == 0:
@@ -203,9 +210,9 @@ def lower_llm(
     captured = _exported(wrapped)
     stored, notes = _quantised(wrapped, quant) if quant else ({}, [])
     stored |= {f"model.{name}": w for name, w in (weights or {}).items()}
-    folder = tempfile.mkdtemp(prefix="keepdim-")
+    folder = new_folder()
     try:
-        path = Path(folder) / "model.pte"
+        path = folder / "model.pte"
         try:
             made = lower_whole(captured, path, engine, stored, {TEXT_METHOD: text}, mapped)
         except Unsupported as e:
@@ -215,7 +222,7 @@ def lower_llm(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    weakref.finalize(lowered.module, shutil.rmtree, folder, ignore_errors=True)
+    remove_with(lowered.module, folder)
     return lowered
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
 import threading
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,8 +15,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from . import _native, pte, splits
-from .errors import KeepdimError, fail
-from .files import atomic_write, copy_open, path_of
+from .errors import KeepdimError, fail, told
+from .files import atomic_write, copy_open, new_folder, path_of, remove_with
 from .signature import CONTRACT_METHOD, Signature
 from .turns import in_turn
 
@@ -39,7 +37,10 @@ class Module:
     Every call is checked against the whole contract first; an input outside it is a KeepdimError with a sentence.
     """
 
-    def __init__(self, path: Path, weights: Path | None = None, verify: bool = False):
+    def __init__(self, path: str | Path, weights: str | Path | None = None, verify: bool = False):
+        path, weights = path_of("load", path), None if weights is None else path_of("load", weights)
+        if not isinstance(verify, bool):
+            fail("load", "verify", f"{verify!r:.80} is not a bool", "Give True or False")
         self.path = path
         self._file = pte.open_file(path, verify)  # this very file, whatever becomes of its path
         splits.use()
@@ -86,6 +87,8 @@ class Module:
         """One call on the contract's inputs in order; its outputs in order. `events` gets what took time in it."""
         try:
             inputs = self._inputs(flat)
+            for i in self.signature.mutated:
+                self._refuse_unwritable(i, flat[i])
             packed = self.signature.pack(flat) if self._special else inputs
             if events is None:
                 outs = self._method(packed)
@@ -96,12 +99,15 @@ class Module:
                 self._check_results(flat, outs[len(self.signature.mutated) :])
         except _native.Error as e:
             raise KeepdimError(str(e)) from None
+        except KeepdimError:
+            raise
         except RuntimeError as e:  # torch's own: a tensor without plain memory
             for i, x in enumerate(flat):
                 if isinstance(x, torch.Tensor) and (x.layout != torch.strided or x.device.type != "cpu"):
                     fail("bind", f"input {i} {self.contract.inputs[i].name!r}", f"is {x.layout} on {x.device}",
                          "Give a dense tensor on the CPU", e)  # fmt: skip
-            raise
+            fail("bind", "call", f"torch gives no memory for an input or a result ({told(e)})",
+                 "Call outside of torch.vmap, torch.func and FakeTensorMode, with plain tensors", e)  # fmt: skip
         changed = self.signature.mutated
         if len(outs) != len(changed) + len(self.contract.outputs):
             fail("run", str(self.path), f"returned {len(outs)} values, expected {len(changed)} changed inputs and "
@@ -112,6 +118,19 @@ class Module:
                      "Lower the model again")  # fmt: skip
             flat[i].copy_(value)
         return outs[len(changed) :] if changed else outs
+
+    def _refuse_unwritable(self, i: int, x: torch.Tensor) -> None:
+        """Before anything is computed: an input that the call changes has to take its new value."""
+        fact = None
+        if x.requires_grad and x.is_leaf and torch.is_grad_enabled():
+            fact = "requires a gradient"
+        elif x.is_inference() and not torch.is_inference_mode_enabled():
+            fact = "is an inference tensor"
+        elif any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+            fact = "has several elements in one place (expand)"
+        if fact is not None:
+            fail("bind", f"input {i} {self.contract.inputs[i].name!r}", f"is changed by the call, and {fact}",
+                 "Give a clone of it, or call under torch.no_grad()")  # fmt: skip
 
     def save(self, path: str | Path) -> None:
         """Write the file; `keepdim.load` and any ExecuTorch app with keepdim's library read it.
@@ -172,7 +191,10 @@ def lower(
     parts = [partitioner] if isinstance(partitioner, Partitioner) else partitioner
     if parts is None:
         engine_named(engine)
-    folder = tempfile.mkdtemp(prefix="keepdim-")
+    elif not isinstance(parts, Sequence) or not all(isinstance(p, Partitioner) for p in parts):
+        fail("lower", "partitioner", f"{partitioner!r:.80} is neither a Partitioner nor a list of them",
+             "Give instances, as keepdim.GgmlPartitioner()")  # fmt: skip
+    folder = new_folder()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -181,12 +203,12 @@ def lower(
             log.info("exporting %s", type(model).__name__)
             captured = capture(model, args, kwargs, dynamic_shapes)
             log.info("lowering %d nodes", len(captured.program.graph.nodes))
-            artifact = lower_method(captured, Path(folder) / "method.pte", engine, parts)
+            artifact = lower_method(captured, folder / "method.pte", engine, parts)
         module = Module(artifact.path)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
+    remove_with(module, folder)
     log.info(
         "lowered (delegates: %d, nodes with ExecuTorch: %d)",
         len(artifact.report.delegates),
@@ -202,7 +224,7 @@ def load(path: str | Path, weights: str | Path | None = None, *, verify: bool = 
     `weights` is the file from which it maps its weights, where it does so and that file is not next to it. `verify`
     checks the checksums of the weights too, which reads all of the file.
     """
-    return Module(path_of("load", path), None if weights is None else path_of("load", weights), bool(verify))
+    return Module(path, weights, verify)
 
 
 __all__ = ["Module", "load", "lower"]

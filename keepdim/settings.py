@@ -15,9 +15,10 @@ def set_options(*, threads: int | None = None, memory_limit: int | None = None, 
     """Change those that are given: threads that compute, bytes that all plans may take, plans that a delegate keeps."""
     given = {"threads": threads, "memory_limit": memory_limit, "plan_limit": plan_limit}
     for name, value in given.items():
-        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-        if value is not None and not whole:
-            fail("options", name, f"{value!r:.80} is not an integer of 64 bits", "Give a whole number")
+        bits = 32 if name == "threads" else 64
+        fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2 ** (bits - 1)
+        if value is not None and not fits:
+            fail("options", name, f"{value!r:.80} is not an integer of {bits} bits", "Give an integer")
     try:
         _native.set_options(threads=threads, memory_limit=memory_limit, plan_limit=plan_limit)
     except _native.Error as e:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import fail, optional
+from .files import search_path
 
 SECONDS = 4.5  # until a template is ended
 CPU_SECONDS = 2
@@ -28,7 +29,7 @@ CHILD = Path(__file__).with_name("template_child.py")
 def render(template: str, values: Mapping[str, Any]) -> str:
     """The text of a template with these values; a KeepdimError within 5 seconds for one that fails or does not end."""
     optional("generate", "jinja2")
-    limits = {"memory": MEMORY, "seconds": CPU_SECONDS, "path": [str(p) for p in sys.path]}
+    limits = {"memory": MEMORY, "seconds": CPU_SECONDS, "path": search_path()}
     try:
         job = json.dumps({"template": template, "values": dict(values), **limits})
     except (TypeError, ValueError, RecursionError) as e:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from .errors import KeepdimError, fail
+from .files import search_path
 
 CHILD = Path(__file__).with_name("worker_child.py")
 START_SECONDS = 120  # to import jaxlib, on a machine that is busy
@@ -55,7 +56,7 @@ class Worker:
         if not sys.executable:
             fail("load", "worker", "there is no Python interpreter to start it with", "Set sys.executable")
         self._pipe, theirs = Pipe()
-        command = [sys.executable, "-I", str(CHILD), str(theirs.fileno()), json.dumps(sys.path)]
+        command = [sys.executable, "-I", str(CHILD), str(theirs.fileno()), json.dumps(search_path())]
         quiet = subprocess.DEVNULL
         try:
             self._process = subprocess.Popen(

@@ -88,6 +88,7 @@ class Table {
     if (vtable < 0) damaged("a table has no layout");
     vtable_ = static_cast<size_t>(vtable);
     fields_ = buffer.read<uint16_t>(vtable_);
+    if (fields_ % 2 != 0) damaged("a table has half a field");
   }
   static Table root(Buffer& buffer) { return Table(buffer, buffer.read<uint32_t>(0)); }
 

@@ -17,13 +17,12 @@ class KEEPDIM_API Lock {
 
   void lock();
   void unlock() { mutex_.unlock(); }
-  bool lost() const { return lost_; }  // held by a thread that is not in this process
 
  private:
   friend void after_fork();
   std::mutex mutex_;
   const char* const subject_;
-  bool lost_ = false;
+  bool lost_ = false;  // held by a thread that is not in this process
 };
 
 // Protects a table of the process for a moment. A fork waits for it, so that the new process finds the table whole. Never

@@ -6,8 +6,6 @@
 #include <executorch/runtime/core/named_data_map.h>
 #include <executorch/runtime/executor/method.h>
 #include <executorch/runtime/executor/program.h>
-#include <executorch/runtime/kernel/kernel_runtime_context.h>
-#include <executorch/runtime/kernel/operator_registry.h>
 #include <executorch/runtime/platform/log.h>
 #include <executorch/runtime/platform/platform.h>
 #include <executorch/runtime/platform/runtime.h>
@@ -18,13 +16,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <vector>
 
 #include "executorch.h"
+#include "kernels.h"
 
 namespace keepdim {
 
@@ -98,53 +96,6 @@ class Inside {
   ~Inside() { --heard.inside; }
   Inside(const Inside&) = delete;
 };
-
-// ---- kernels over sizes that divide: ExecuTorch's own end the process where the divisor is 0
-
-// As Python's //, in floats: of the multiples of b, the one below a.
-double floor_quotient(double a, double b) {
-  const double rest = std::fmod(a, b), whole = (a - rest) / b;
-  return std::round(rest != 0 && (b < 0) != (rest < 0) ? whole - 1 : whole);
-}
-
-int64_t floor_quotient(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
-
-template <typename Divide>
-void divide_sizes(et::KernelRuntimeContext& context, et::Span<et::EValue*> stack, const Divide& divide) {
-  if (stack.size() != 3 || !stack[0]->isInt() || !stack[1]->isInt()) return context.fail(et::Error::NotSupported);
-  const int64_t a = stack[0]->toInt(), b = stack[1]->toInt();
-  if (b == 0 || (b == -1 && a == INT64_MIN)) {
-    ET_LOG(Error, "a size is divided by %lld", static_cast<long long>(b));
-    return context.fail(et::Error::InvalidArgument);
-  }
-  *stack[2] = et::EValue(divide(a, b));
-}
-
-void floordiv(et::KernelRuntimeContext& context, et::Span<et::EValue*> stack) {
-  const auto number = [&](size_t i) { return stack[i]->isInt() ? static_cast<double>(stack[i]->toInt()) : stack[i]->toDouble(); };
-  if (stack.size() == 3 && (stack[0]->isDouble() || stack[1]->isDouble())) {
-    *stack[2] = et::EValue(floor_quotient(number(0), number(1)));
-  } else {
-    divide_sizes(context, stack, [](int64_t a, int64_t b) { return floor_quotient(a, b); });
-  }
-}
-
-void mod(et::KernelRuntimeContext& context, et::Span<et::EValue*> stack) {
-  divide_sizes(context, stack, [](int64_t a, int64_t b) { return a - floor_quotient(a, b) * b; });
-}
-
-// ExecuTorch's kernels in this process, with these divisions instead of its own.
-std::vector<et::Kernel> kernels_of_method() {
-  std::vector<et::Kernel> all = {
-      et::Kernel("executorch_prim::floordiv.int", floordiv), et::Kernel("executorch_prim::floordiv.Scalar", floordiv),
-      et::Kernel("executorch_prim::mod.int", mod), et::Kernel("executorch_prim::mod.Scalar", mod)};
-  const size_t ours = all.size();
-  for (const et::Kernel& kernel : et::get_registered_kernels()) {
-    const auto same = [&](const et::Kernel& other) { return std::strcmp(other.name_, kernel.name_) == 0; };
-    if (std::none_of(all.begin(), all.begin() + static_cast<ptrdiff_t>(ours), same)) all.push_back(kernel);
-  }
-  return all;
-}
 
 // "instruction 0:2 in operator aten::index.Tensor_out: 0x12" with the check, where they were heard.
 std::string what_failed() {
@@ -319,12 +270,6 @@ struct Input {
 
 }  // namespace
 
-std::vector<std::string> kernel_names() {
-  std::vector<std::string> out;
-  for (const et::Kernel& kernel : et::get_registered_kernels()) out.emplace_back(kernel.name_);
-  return out;
-}
-
 struct Method::Loaded {
   std::unique_ptr<MmapDataLoader> loader;
   std::unique_ptr<et::Program> program;
@@ -335,7 +280,7 @@ struct Method::Loaded {
   MallocMemoryAllocator method_memory, temp_memory;
   std::unique_ptr<et::MemoryManager> memory;
   Recorder recorder;
-  const std::vector<et::Kernel> kernels = kernels_of_method();
+  const std::vector<et::Kernel> kernels = checked_kernels();
   std::unique_ptr<et::Method> method;  // last: destroyed first
   std::vector<Input> inputs;
   std::map<size_t, Pages> written;  // memory of inputs that the method writes: the caller's may be too small for it

@@ -34,9 +34,6 @@ class KEEPDIM_API ResultSink {
   virtual void none() = 0;
 };
 
-// "aten::add.out", …: ExecuTorch's kernels in this process, which run what no delegate does.
-KEEPDIM_API std::vector<std::string> kernel_names();
-
 using Spans = std::map<std::string, std::pair<int64_t, int64_t>>;  // key → offset, bytes
 
 // Weights that a .pte does not hold: the file they lie in, and where.

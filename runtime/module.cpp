@@ -2,6 +2,7 @@
 #include <executorch/extension/tensor/tensor_ptr.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 
@@ -49,7 +50,12 @@ Signature read_signature(const Json& j, const Contract& contract) {
   for (const Json& c : in.list(j, "constants", subject)) s.constants.push_back(c);
   if (s.transports.size() != count || s.constants.size() != count) in.refuse(subject, "it is not of " + std::to_string(count) + " inputs.");
   if (j.contains("mutated")) {
-    for (const Json& i : in.list(j, "mutated", subject)) s.mutated.push_back(in.index(i, "mutated", count, subject));
+    for (const Json& i : in.list(j, "mutated", subject)) {
+      s.mutated.push_back(in.index(i, "mutated", count, subject));
+      const DType dtype = contract.inputs[s.mutated.back()].dtype;
+      const bool twice = std::count(s.mutated.begin(), s.mutated.end(), s.mutated.back()) > 1;
+      if (twice || dtype == DType::integer || dtype == DType::python) in.refuse(subject, "'mutated' names an input twice, or one that is not a tensor.");
+    }
   }
   if (!j.contains("mapped") || j["mapped"].is_null()) return s;
   const Json& mapped = j["mapped"];
@@ -242,6 +248,9 @@ std::shared_ptr<Values> Module::Loaded::run(const std::vector<et::EValue>& given
   for (size_t i = 0; i < count; ++i) arguments[i] = argument(i, given[i], memory[i]);
   std::vector<int64_t> bound, values;
   contract.bind(arguments.data(), count, bound, values);
+  for (size_t i : signature.mutated) {
+    if (!given[i].isTensor() || !is_contiguous(given[i].toTensor())) refuse(i, "is changed by the call, and has to be a contiguous tensor.");
+  }
   std::vector<MethodInput> inputs;
   for (size_t i = 0; i < count; ++i) inputs.push_back(packed(i, given[i], arguments[i], memory[i]));
   auto made = std::make_shared<Values>();
@@ -256,8 +265,9 @@ std::shared_ptr<Values> Module::Loaded::run(const std::vector<et::EValue>& given
     contract.bind_results(results.data(), results.size(), bound, values);
   }
   for (size_t k = 0; k < changed; ++k) {
+    if (!made->values[k].isTensor()) refuse(signature.mutated[k], "got a new value that is not a tensor.");
     const Tensor &to = given[signature.mutated[k]].toTensor(), &from = made->values[k].toTensor();
-    if (to.nbytes() != from.nbytes() || !is_contiguous(to)) refuse(signature.mutated[k], "is changed by the call, and has to be contiguous.");
+    if (to.nbytes() != from.nbytes() || to.scalar_type() != from.scalar_type()) refuse(signature.mutated[k], "got a new value of another size.");
     if (from.nbytes() > 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
   }
   made->values = std::move(outputs);

@@ -33,7 +33,7 @@ Registry& registry() {
 
 struct Live {
   TableLock lock;
-  std::map<uint64_t, const Delegate*> delegates;
+  std::map<uint64_t, Counters> delegates;  // of every living one, as they were after its last call
   uint64_t next = 1;
 };
 
@@ -273,9 +273,11 @@ Delegate::Delegate(const EngineInfo& engine, std::string_view json, const Weight
   });
 
   Live& l = live();
-  const std::lock_guard<TableLock> guard(l.lock);
-  counters_.id = l.next++;
-  l.delegates[counters_.id] = this;
+  {
+    const std::lock_guard<TableLock> guard(l.lock);
+    counters_.id = l.next++;
+  }
+  publish();
 }
 
 Delegate::~Delegate() {
@@ -363,6 +365,10 @@ Plan& Delegate::plan(Trace* trace) {
 
 void Delegate::run(const Argument* args, size_t count, Outputs& outputs, Trace* trace) {
   const std::lock_guard<Lock> guard(lock_);
+  struct Publish {  // also of a call that fails
+    Delegate& delegate;
+    ~Publish() { delegate.publish(); }
+  } const publish{*this};
   const Contract& contract = program_.contract;
   ++counters_.calls;
   contract.bind(args, count, bound_, sizes_);
@@ -383,28 +389,33 @@ void Delegate::run(const Argument* args, size_t count, Outputs& outputs, Trace* 
   engine_->run(plan, {sizes_.data(), inputs_.data(), outputs_.data(), trace});
 }
 
+void Delegate::publish() {
+  counters_.plans = cache_.size();
+  counters_.plan_bytes = cache_.bytes();
+  counters_.arena_bytes = engine_->arena_bytes();
+  counters_.packed_bytes = engine_->packed_bytes();
+  Live& l = live();
+  const std::lock_guard<TableLock> guard(l.lock);
+  l.delegates[counters_.id] = counters_;
+}
+
 Counters Delegate::counters() const {
-  const std::lock_guard<Lock> guard(lock_);
-  Counters c = counters_;
-  c.plans = cache_.size();
-  c.plan_bytes = cache_.bytes();
-  c.arena_bytes = engine_->arena_bytes();
-  c.packed_bytes = engine_->packed_bytes();
-  return c;
+  Live& l = live();
+  const std::lock_guard<TableLock> guard(l.lock);
+  return l.delegates.at(counters_.id);
 }
 
 void Delegate::clear_plans() {
   const std::lock_guard<Lock> guard(lock_);
   cache_.clear();
+  publish();
 }
 
 std::vector<Counters> live_counters() {
   Live& l = live();
   const std::lock_guard<TableLock> guard(l.lock);
   std::vector<Counters> out;
-  for (const auto& [id, delegate] : l.delegates) {
-    if (!delegate->lost()) out.push_back(delegate->counters());
-  }
+  for (const auto& [id, counters] : l.delegates) out.push_back(counters);
   return out;
 }
 

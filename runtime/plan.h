@@ -84,16 +84,16 @@ class KEEPDIM_API Delegate {
   const Program& program() const { return program_; }
   // One call at a time; others wait. Throws Error; the delegate stays usable.
   void run(const Argument* args, size_t count, Outputs& outputs, Trace* trace = nullptr);
-  Counters counters() const;
+  Counters counters() const;  // as they were after the last call
   uint64_t id() const { return counters_.id; }  // unique in the process
   void clear_plans();
-  bool lost() const { return lock_.lost(); }  // a forked process has it half run
 
  private:
   Weights checked(const Weights& weights, const Release& release);
   void add_key(int32_t id);
   void collect_key(const std::vector<Node>& nodes);
   Plan& plan(Trace* trace);  // for sizes_, found or built
+  void publish();            // the counters, for others to read without waiting for a call
 
   const EngineInfo& info_;
   const Program program_;

@@ -30,7 +30,9 @@ const char* const kTagNames[] = {"nothing", "None", "an integer", "a bool", "a f
 
 constexpr size_t kMaxRank = 16;        // ExecuTorch's
 constexpr size_t kMaxOperatorName = 99;  // likewise
+constexpr size_t kMaxMethodName = 255;
 constexpr int64_t kMaxWindow = 1 << 22;   // elements
+constexpr size_t kMaxSteps = size_t{1} << 27;  // of a check that grows with a product of counts: a tenth of a second
 constexpr int64_t kNoWriter = -1, kManyWriters = -2;
 
 // Bytes of an element by torch's number of a dtype; 0: ExecuTorch has no such tensors.
@@ -121,7 +123,9 @@ struct FileValue {
   int8_t dtype = 0;             // of a tensor
   size_t rank = 0;              // likewise
   bool memory = false;          // has its data when the method is loaded
+  bool input = false;           // of the method
   bool own = false;             // an input: data are copied into memory that the file plans
+  bool used = false;            // some instruction or list reads it as what it is by now
   uint64_t bytes = 0;           // at its largest size
   bool kept = false;            // nobody may write it: a constant, or what has the memory of another value
   int64_t number = 0;           // of an integer
@@ -160,7 +164,7 @@ class ProgramVerifier {
     for (size_t i = 0; i < plans->size(); ++i) {
       const Table plan = program.element(*plans, i);
       const auto name = plan.string(plan_fields::name);
-      if (!name || name->empty() || !names.insert(*name).second) damaged(at("method", i) + " has no name of its own");
+      if (!name || name->empty() || name->size() > kMaxMethodName || !names.insert(*name).second) damaged(at("method", i) + " has no name of its own");
       method_ = "method '" + std::string(*name) + "' ";
       read_plan(plan);
       if (!written_.empty()) out.emplace(*name, std::move(written_));
@@ -251,7 +255,10 @@ class ProgramVerifier {
     for (size_t i = 0; i < values->size(); ++i) read_value(plan.element(*values, i), i);
     for (const FileValue& v : values_) {  // which may point at later values
       for (int64_t item : v.items) {
-        if (v.tag == Tag::int_list && values_[static_cast<size_t>(item)].tag != Tag::integer) damaged(method_ + "lists a value that is not an integer");
+        if (v.tag != Tag::int_list) break;
+        FileValue& listed = values_[static_cast<size_t>(item)];
+        if (listed.tag != Tag::integer) damaged(method_ + "lists a value that is not an integer");
+        listed.used = true;
       }
     }
     const auto inputs = read_indices(plan.vector<int32_t>(plan_fields::inputs), "input");
@@ -261,6 +268,7 @@ class ProgramVerifier {
       if (v.tag >= Tag::int_list) damaged(method_ + "takes " + kTagNames[static_cast<size_t>(v.tag)]);
       if (v.tag == Tag::tensor && v.kept) damaged(method_ + "takes a constant as an input");
       if (v.writer != kNoWriter) damaged(method_ + "takes a value as two inputs");
+      v.input = true;
       v.own = v.memory;
       v.memory = true;
       v.writer = kManyWriters;
@@ -497,6 +505,7 @@ class ProgramVerifier {
   }
 
   void read_all(size_t value, Call& call) {
+    values_[value].used = true;
     if (values_[value].tag == Tag::tensor) call.reads.push_back(value);
     if (values_[value].tag == Tag::int_list) return;
     for (int64_t item : values_[value].items) {
@@ -531,6 +540,7 @@ class ProgramVerifier {
     const auto& a = call.args;
     if (a.size() != 3 || values_[a[0]].tag != Tag::tensor || values_[a[1]].tag != Tag::integer || values_[a[2]].tag != Tag::integer) wrong_arguments(call);
     fixed_.push_back(a[1]);
+    values_[a[1]].used = true;
     if (values_[a[1]].number < 0 || static_cast<uint64_t>(values_[a[1]].number) >= values_[a[0]].rank) wrong_arguments(call);
     wrote(a[2]);
   }
@@ -539,8 +549,7 @@ class ProgramVerifier {
     const auto& a = call.args;
     if (a.size() != 3 || values_[a[0]].tag != Tag::tensor || values_[a[1]].tag != Tag::int_list || values_[a[2]].tag != Tag::tensor) wrong_arguments(call);
     if (values_[a[2]].kept || values_[a[0]].dtype != values_[a[2]].dtype) wrong_arguments(call);
-    call.reads.push_back(a[0]);
-    call.shares.emplace_back(a[0], a[2]);
+    share(a[0], a[2], call);
   }
 
   void check_scalars(Call& call, std::string_view letters) {
@@ -563,7 +572,7 @@ class ProgramVerifier {
     }
     FileValue& result = values_[a.back()];
     // ExecuTorch writes the bool of a comparison of sizes into what the file calls an integer: it is a bool from here on.
-    if (result.tag == Tag::integer && result.writer == kNoWriter) result.tag = made;
+    if (result.tag == Tag::integer && result.writer == kNoWriter && !result.used) result.tag = made;
     if (result.tag != made) wrong_arguments(call);
     wrote(a.back());
   }
@@ -644,11 +653,18 @@ class ProgramVerifier {
     }
     if (values_[from].tag == Tag::tensor) {
       if (values_[from].dtype != values_[to].dtype || values_[from].rank != values_[to].rank) damaged(method_ + "moves a tensor to one of another kind");
-      call.reads.push_back(from);
-      call.shares.emplace_back(from, to);
+      share(from, to, call);
     } else {
+      values_[from].used = true;
       wrote(to);
     }
+  }
+
+  // A tensor gets the memory of another. An input has the caller's, or its own: the next call would write the other's.
+  void share(size_t from, size_t to, Call& call) {
+    if (values_[to].input) damaged(method_ + at("value", to) + " is an input, and would get the memory of another value");
+    call.reads.push_back(from);
+    call.shares.emplace_back(from, to);
   }
 
   void read_jump(const Table& table, Call& call, size_t first, size_t count) {
@@ -666,6 +682,7 @@ class ProgramVerifier {
   // its first instruction takes one element after the other, and is refused beyond the last.
   void check_loop(size_t jump, size_t first) {
     const auto refuse = [&] { damaged(method_ + "has a loop that may not end"); };
+    if ((steps_ += calls_.size()) > kMaxSteps) damaged(method_ + "has too many loops");
     if (jump < first + 2 || calls_[jump].jump < first || calls_[jump].jump + 2 >= jump) refuse();
     const Call &compare = calls_[jump - 1], &count = calls_[jump - 2], &take = calls_[calls_[jump].jump];
     if (compare.kernel != "executorch_prim::eq.Scalar" || count.kernel != "executorch_prim::add.Scalar" || take.kernel != "aten::select_copy.int_out") refuse();
@@ -700,11 +717,12 @@ class ProgramVerifier {
     for (const Call& call : calls_) {
       for (const auto& [from, to] : call.shares) values_[to].kept = true;
     }
+    std::unordered_map<size_t, size_t> places;
+    for (size_t i = 0; i < inputs.size(); ++i) places.emplace(inputs[i], i);
     for (const Call& call : calls_) {
       for (size_t value : call.writes) {
         if (values_[value].kept) damaged(method_ + at("value", value) + " is written, and is a constant or a view");
-        const auto input = std::find(inputs.begin(), inputs.end(), value);
-        if (input != inputs.end() && !values_[value].own) written_[static_cast<size_t>(input - inputs.begin())] = values_[value].bytes;
+        if (const auto it = places.find(value); it != places.end() && !values_[value].own) written_[it->second] = values_[value].bytes;
       }
     }
     for (size_t value : fixed_) {
@@ -713,14 +731,20 @@ class ProgramVerifier {
     fixed_.clear();
   }
 
-  // Tensors without memory of their own have some before they are used, whichever branch was taken.
+  // Tensors without memory of their own, and those that get another's, have it before they are used, whichever branch was
+  // taken: what an earlier call left there is gone.
   void check_memory(const std::vector<size_t>& outputs) {
     std::unordered_map<size_t, size_t> late;
     for (size_t i = 0; i < values_.size(); ++i) {
       if (values_[i].tag == Tag::tensor && !values_[i].memory) late.emplace(i, late.size());
     }
+    size_t jumps = 0;
+    for (const Call& call : calls_) {
+      for (const auto& [from, to] : call.shares) late.emplace(to, late.size());
+      jumps += call.condition != SIZE_MAX;
+    }
     using Known = std::vector<bool>;
-    if (!late.empty() && calls_.size() > (size_t{1} << 31) / late.size()) damaged(method_ + "has too many tensors without memory");
+    if (!late.empty() && jumps > kMaxSteps / late.size()) damaged(method_ + "has too many tensors without memory");
     std::map<size_t, Known> joins;  // what is known at the target of a jump
     Known now(late.size(), false);
     bool reached = true;
@@ -765,6 +789,7 @@ class ProgramVerifier {
   std::vector<Call> calls_;
   std::vector<size_t> fixed_;  // values that nothing may write
   int64_t at_ = 0;
+  size_t steps_ = 0;
   std::map<size_t, uint64_t> written_;
 };
 

@@ -8,11 +8,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "backend.h"
 #include "cpu.h"
 #include "ggml/gguf_file.h"
+#include "kernels.h"
 #include "method.h"
 #include "plan.h"
 #include "pte.h"
@@ -235,12 +237,18 @@ class TorchResults final : public ResultSink {
       if (known == dtype) kind = object;
     }
     static PyObject* const empty = nb::object(nb::module_::import_("torch").attr("empty")).release().ptr();
-    static PyObject* const keywords = nb::make_tuple("dtype").release().ptr();
-    PyObject* const arguments[] = {shape.ptr(), kind};
+    static PyObject* const keywords = nb::make_tuple("dtype", "device").release().ptr();
+    static PyObject* const cpu = nb::str("cpu").release().ptr();  // whatever the default device is
+    PyObject* const arguments[] = {shape.ptr(), kind, cpu};
     nb::object made = nb::steal(PyObject_Vectorcall(empty, arguments, 1, keywords));
     if (!made.is_valid()) throw nb::python_error();
+    void* const data = data_of(made);
+    if (!data && std::find(sizes, sizes + rank, 0) == sizes + rank) {
+      fail(Code::not_supported, "[run] output " + std::to_string(nb::len(out)) + ": torch gives no memory for it here. "
+                                "Call outside of FakeTensorMode, torch.vmap and torch.func.");
+    }
     out.append(made);
-    return data_of(made);
+    return data;
   }
   void integer(int64_t value) override { add([&] { return nb::object(nb::int_(value)); }); }
   void number(double value) override { add([&] { return nb::object(nb::float_(value)); }); }
@@ -328,6 +336,9 @@ class PyMethod {
       in.argument.rank = sizes.back().size();
       in.argument.sizes = sizes.back().data();  // the inner vector's memory stays where it is
       in.argument.data = data_of(object);
+      if (!in.argument.data && std::find(sizes.back().begin(), sizes.back().end(), 0) == sizes.back().end()) {
+        fail(Code::invalid_argument, "[bind] input " + std::to_string(sizes.size() - 1) + ": is a tensor without memory. Give one that is on the CPU.");
+      }
     }
     return in;
   }

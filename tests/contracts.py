@@ -1092,6 +1092,26 @@ def sum_as_size_without_a_bound() -> Case:
 
 
 @case
+def item_beside_a_loop() -> Case:
+    """Rows go into a loop, so that a guard checks the contract: it reads an element too."""
+
+    def fn(x, y, k):
+        n = k.item()
+        torch._check(n >= 0)
+        torch._check(n <= x.shape[0])
+        torch._check(x.shape[0] <= y.shape[0])
+        return map_rows(lambda row: row * 2, x), y * 1.0 + n
+
+    def of(a: int, b: int, k: int) -> tuple[torch.Tensor, ...]:
+        return R(a, 4), R(b, 4), torch.tensor(k)
+
+    shapes = ({0: Dim("a", min=1, max=8)}, {0: Dim("b", min=1, max=16)}, None)
+    good = [of(3, 5, 2), of(1, 1, 0), of(8, 16, 8), of(3, 5, 3)]
+    bad = [(of(3, 5, 4), "not true for"), (of(5, 3, 1), "not true for"), (of(3, 5, -1), "")]
+    return Case(fn, of(3, 5, 2), shapes, good, bad)
+
+
+@case
 def two_items_as_one_size() -> Case:
     def fn(x: torch.Tensor, p: torch.Tensor) -> Any:
         n = p[0].item() + p[1].item()
@@ -1697,6 +1717,17 @@ refuses_none
     x: f32[s]
     requires s != 0
     -> mul: f32[s]
+item_beside_a_loop
+    a: 1..8 from input 0 'x' dim 0
+    b: 1..16 from input 1 'y' dim 0
+    u0: 0..8 from input 2 'k' element 0
+    x: f32[a, 4]
+    y: f32[b, 4]
+    k: i64[]
+    requires a <= b
+    requires u0 <= a
+    -> getitem: f32[a, 4]
+    -> add: f32[b, 4]
 lengths_of_made_up_inputs
     s: 1..16 from input 0 'x' dim 0
     x: f32[s]

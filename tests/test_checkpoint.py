@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from keepdim import KeepdimError
+from keepdim import KeepdimError, checkpoint
 from keepdim.checkpoint import check_folder, read_model, read_tokenizer
 from keepdim.embed import Encoder, Pooled
 from keepdim.generate import open_model
@@ -137,6 +138,39 @@ def test_a_config_that_names_code_or_files(values: dict[str, Any], fact: str, go
         with pytest.raises(KeepdimError, match=r"^\[(generate|embed)\] .*config\.json: ") as e:
             read()
         assert fact in str(e.value)
+
+
+def test_code_of_a_part_of_a_model_does_not_run(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers makes the models inside a model without trust_remote_code, and would ask on standard input."""
+    module = importlib.import_module("transformers.dynamic_module_utils")
+    before = module.get_class_in_module, module.TIME_OUT_REMOTE_CODE
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    folder = tmp_path / "folder"
+    shutil.copytree(good, folder)
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass M: pass\n")
+    part = {"model_type": "trocr", "auto_map": {"AutoModel": "evil.M"}, "_name_or_path": str(folder)}
+    small = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "gemma3", "text_config": small, "vision_config": part})
+    )
+    with pytest.raises(KeepdimError, match=r"a part of the model needs Python code of its own \(auto_map\)"):
+        read_model("generate", "AutoModelForCausalLM", folder)
+    monkeypatch.setattr(checkpoint, "check_folder", lambda *_: None)
+    with pytest.raises(KeepdimError):  # transformers itself does not get to it either
+        read_model("generate", "AutoModelForCausalLM", folder)
+    assert not (tmp_path / "ran").exists()
+    assert (module.get_class_in_module, module.TIME_OUT_REMOTE_CODE) == before
+
+
+def test_a_tokenizer_outside_of_the_folder(good: Path, tmp_path: Path) -> None:
+    """A file that the folder names is one of its own."""
+    folder = tmp_path / "folder"
+    shutil.copytree(good, folder)
+    path = folder / "tokenizer_config.json"
+    for key, value in (("fast_tokenizer_files", ["../tokenizer.4.0.0.json"]), ("vocab_file", "/etc/passwd")):
+        path.write_text(json.dumps(json.loads((good / path.name).read_text()) | {key: value}))
+        with pytest.raises(KeepdimError, match="which is not a file name in its folder"):
+            read_tokenizer("generate", folder)
 
 
 def test_an_adapter_is_refused(good: Path, tmp_path: Path) -> None:

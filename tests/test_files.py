@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import KeepdimError, cache, pte
+from keepdim import KeepdimError, cache, files, pte
 from keepdim.cli import main
 from keepdim.files import LEFT_OVER, atomic_path, atomic_write, path_of, write_bytes
 
@@ -243,6 +244,47 @@ def damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[weight.offset + 1] ^= 4
     path.write_bytes(data)
+
+
+def test_leftovers_beside_a_file_are_removed(tmp_path: Path) -> None:
+    """Of a process that was killed while it wrote the same file; not those of today, nor other files."""
+    old, new, other = (tmp_path / f"m.pte.{name}.part" for name in ("0123456789ab", "ba9876543210", "mine"))
+    for path in (old, new, other):
+        path.write_bytes(b"x")
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    files.write_bytes(tmp_path / "m.pte", b"y")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["m.pte", new.name, other.name])
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of living ones, nor of today, nor what has another name."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    names = {f"keepdim-{dead.pid}-old": True, f"keepdim-{dead.pid}-new": False, f"keepdim-{os.getpid()}-old": True,
+             "keepdim-word-old": True}  # fmt: skip
+    for name, old in names.items():
+        (tmp_path / name).mkdir()
+        if old:
+            os.utime(tmp_path / name, (0, 0))
+    made = files.new_folder()
+    assert made.name.startswith(f"keepdim-{os.getpid()}-")
+    assert {p.name for p in tmp_path.iterdir()} == {*names, made.name} - {f"keepdim-{dead.pid}-old"}
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is written all the same."""
+    opened = os.open
+
+    def refuse(path: Any, flags: int, *more: Any) -> int:
+        if Path(path) == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    files.write_bytes(tmp_path / "m.bin", b"x")
+    assert (tmp_path / "m.bin").read_bytes() == b"x"
 
 
 def test_weights_are_checked_when_asked(two: Any, tmp_path: Path) -> None:

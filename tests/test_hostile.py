@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import random
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from executorch.exir import schema
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from mutants import checkpoints, pte
 from mutants.harness import Attempts, Mutants, run
@@ -112,6 +115,13 @@ def endless(program: Any) -> None:
     plan_of(program).values[count.args[1]].val.int_val = 0
 
 
+def one_sided(program: Any) -> None:
+    """One branch gives its result to another tensor: the one that is read then has what an earlier call left there."""
+    plan, move = plan_of(program), instruction(program, "MoveCall")
+    plan.values.append(copy.deepcopy(plan.values[move.move_to]))
+    move.move_to = len(plan.values) - 1
+
+
 FORGED: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "input index": ("linear", at(lambda p: plan_of(p).inputs, 0, 99), "method 'forward' input is 99, and there are"),
     "output index": ("linear", at(lambda p: plan_of(p).outputs, 0, -7), "method 'forward' output is -7, and there are"),
@@ -176,6 +186,13 @@ FORGED: dict[str, tuple[str, Callable[[Any], None], str]] = {
         "branches on what is not a bool",
     ),
     "move": ("branches", to(lambda p: instruction(p, "MoveCall"), "move_from", -3), "value to move is -3"),
+    "a move to an input": (
+        "branches",
+        lambda p: setattr(instruction(p, "MoveCall"), "move_to", plan_of(p).inputs[0]),
+        "is an input, and would get the memory of another value",
+    ),
+    "a view that a branch leaves out": ("branches", one_sided, "is used before it has memory"),
+    "a long name": ("linear", to(plan_of, "name", "x" * 300), "has no name of its own"),
     "name of a method": ("linear", to(plan_of, "name", ""), "has no name of its own"),
     "segment": ("linear", to(lambda p: p.segments[0], "size", 2**50), "segment 0 reaches beyond its end"),
     "segment of a weight": (
@@ -228,6 +245,73 @@ def test_a_kernel_that_would_abort(tmp_path: Path, good: Callable[[], None]) -> 
     good()
 
 
+def call_alone(kernel: str, *args: Any) -> bytes:
+    """A file that calls one kernel with these arguments."""
+
+    def change(program: Any) -> None:
+        plan = plan_of(program)
+        make = pte.Arguments(plan, random.Random(0))
+        name, _, overload = kernel.partition(".")
+        plan.operators.append(schema.Operator(name, overload))
+        values = [make.tensor(*a) if isinstance(a, tuple) else make.value(a) for a in args]
+        for i, a in enumerate(args):
+            if isinstance(a, list):
+                plan.values[values[i]].val = schema.IntList([make.value(schema.Int(n)) for n in a])
+        call = schema.KernelCall(len(plan.operators) - 1, [*values, values[-1]])
+        plan.non_const_buffer_sizes[1] = pte.ROOM
+        plan.chains[0].instructions, plan.chains[0].stacktrace = [schema.Instruction(call)], None
+        plan.outputs = [plan.inputs[0]] * len(plan.outputs)
+
+    return pte.forged("kernels", change)
+
+
+# Arguments with which a kernel of ExecuTorch divides by 0 or reads beyond its memory.
+DEADLY: dict[str, tuple[Any, ...]] = {
+    "aten::div.out": (("LONG", [3]), ("LONG", [3]), ("LONG", [3])),
+    "aten::view_copy.out": (("FLOAT", [4, 0]), [-1, 0], ("FLOAT", [4, 1])),
+    "aten::_fft_c2r.out": (("COMPLEX64", [4, 4]), [7, 2**31], schema.Int(0), schema.Int(4), ("FLOAT", [4, 4])),
+}
+
+
+@pytest.mark.parametrize("kernel", DEADLY)
+def test_a_kernel_that_ends_the_process(kernel: str, tmp_path: Path, good: Callable[[], None]) -> None:
+    """Its operands are refused before it sees them."""
+    path = tmp_path / "m.pte"
+    path.write_bytes(call_alone(kernel, *DEADLY[kernel]))
+    module = keepdim.load(path)
+    with pytest.raises(KeepdimError, match=rf"^\[run\] method 'forward': ExecuTorch's kernel {kernel} refused"):
+        pte.call(module)
+    good()
+
+
+@pytest.mark.parametrize("of", [torch.log_softmax, torch.softmax])
+def test_a_softmax_of_nothing(of: Any) -> None:
+    """ExecuTorch's kernel divides by the number of elements."""
+    from torch.export import Dim
+
+    class Softmax(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return of(x, 1)
+
+    shapes = ({1: Dim("n", min=0, max=8)},)
+    module = keepdim.lower(Softmax(), (torch.randn(3, 4),), dynamic_shapes=shapes, partitioner=[])
+    for n in (4, 0, 8, 1, 4):
+        x = torch.randn(3, n)
+        torch.testing.assert_close(module(x), of(x, 1))
+
+
+def test_half_a_field(tmp_path: Path) -> None:
+    """A table whose size is odd: readers differ in whether it has its last field."""
+    body, weights = pte._parts("linear")
+    root = int.from_bytes(body[:4], "little")
+    layout = root - int.from_bytes(body[root : root + 4], "little", signed=True)
+    size = int.from_bytes(body[layout : layout + 2], "little")
+    path = tmp_path / "m.pte"
+    path.write_bytes(pte.sealed(body[:layout] + (size - 1).to_bytes(2, "little") + body[layout + 2 :], weights))
+    with pytest.raises(KeepdimError, match="a table has half a field"):
+        keepdim.load(path)
+
+
 def test_a_size_divided_by_zero(good: Callable[[], None]) -> None:
     """ExecuTorch's own kernel ends the process with a signal."""
     from torch.export import Dim
@@ -259,6 +343,11 @@ def test_a_gguf_bomb(tmp_path: Path) -> None:
         (head[:16] + (2**60).to_bytes(8, "little"), "has 1152921504606846976 fields"),
         (head[:8] + (2**60).to_bytes(8, "little") + (0).to_bytes(8, "little"), "has 1152921504606846976 tensors"),
         (b"GGUF", "is not a GGUF file"),
+        (head[:16] + (20000).to_bytes(8, "little") + bytes(20000 * 14), "has 20000 fields, more than"),
+        (
+            head + lists + (0).to_bytes(4, "little") + (2**22).to_bytes(8, "little") + bytes(2**22),
+            "its lists have more",
+        ),
     ]:
         path.write_bytes(body)
         start = time.perf_counter()
@@ -284,6 +373,8 @@ for _ in range(20):
     if (child := os.fork()) == 0:
         try:
             idle(x), keepdim.load(sys.argv[1])(x), idle.counters()
+            large = torch.randn(8, 1 << 16)  # so many elements that torch's own kernels compute in parallel
+            (large.T.contiguous() + 1).softmax(0).sort()
             try:
                 busy(x)
             except keepdim.KeepdimError as e:
@@ -330,20 +421,53 @@ thread = threading.Thread(target=lowers)
 thread.start()
 inside.wait()
 if (child := os.fork()) == 0:
-    try:
-        keepdim.lower(torch.nn.ReLU(), (torch.ones(2),))
-    except keepdim.KeepdimError as e:
-        os._exit(0 if str(e).startswith("[fork] lowering: another thread was lowering") else 2)
-    os._exit(3)
+    for use in (lambda: keepdim.lower(torch.nn.ReLU(), (torch.ones(2),)), lambda: keepdim.GgmlPartitioner):
+        try:
+            use()
+        except keepdim.KeepdimError as e:
+            if not str(e).startswith("[fork] lowering: another thread was lowering"):
+                os._exit(2)
+        else:
+            os._exit(3)
+    os._exit(0)
 leave.set()
 thread.join()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_fork_while_another_thread_lowers() -> None:
-    """Lowering says so in the child; it does not wait for a thread that is not there."""
-    done = subprocess.run([sys.executable, "-c", FORK_WHILE_LOWERING], capture_output=True, text=True, timeout=280)
+@pytest.mark.parametrize("lock", ["_turn", "_imports"])
+def test_a_fork_while_another_thread_lowers(lock: str) -> None:
+    """Lowering and what it would import say so in the child; neither waits for a thread that is not there."""
+    code = FORK_WHILE_LOWERING.replace("turns._turn", f"turns.{lock}")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+FORK_AFTER_PARALLEL_WORK = """
+import os, sys
+import torch, keepdim
+from torch.export import Dim
+class Add(torch.nn.Module):
+    def forward(self, x, y):
+        x.add_(1)
+        return x + y
+rows = {0: Dim("n", min=1, max=1024)}
+module = keepdim.lower(Add(), (torch.ones(3, 1024), torch.ones(3, 1024)), dynamic_shapes=(rows, rows))
+torch.ones(4_000_000) + 1
+if (child := os.fork()) == 0:
+    x, strided = torch.zeros(1024, 1024), torch.ones(1024, 2048)[:, ::2]
+    ok = bool((module(x, strided) == 2).all()) and bool((x == 1).all())
+    sys.exit(0 if ok else 1)  # at its end, what belongs to the parent stays
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+sys.exit(code or (0 if module.path.exists() else 2))
+"""
+
+
+def test_a_fork_after_torch_has_computed_in_parallel() -> None:
+    """torch's threads are not in the child: its kernels must not wait for them. And the parent's file stays."""
+    command = [sys.executable, "-c", FORK_AFTER_PARALLEL_WORK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

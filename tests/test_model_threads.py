@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from keepdim import KeepdimError
-from keepdim.generate import Writer, open_model
+from keepdim.generate import Stream, Writer, open_model
 from keepdim.llm import Hold, LanguageModel
 
 transformers = pytest.importorskip("transformers")
@@ -149,6 +149,51 @@ def test_a_refused_thread_does_not_disturb_the_one_that_has_the_model(model: Lan
         with pytest.raises(KeepdimError, match=IN_USE):
             in_thread(lambda: model([1]))
         model._holds.remove(asking)
+
+
+def test_arguments_of_an_answer(model: LanguageModel) -> None:
+    """Before a stream begins."""
+    writer = Writer.of(model)
+    for most in (0, -3, "5", 2.5, True):
+        for ask in (writer.complete, writer.chat):
+            with pytest.raises(KeepdimError, match=r"^\[generate\] max_tokens: .* is not a number of tokens"):
+                ask(PROMPT, most)
+    for text in (5, None, b"x", "\ud800"):
+        for ask in (writer.complete, writer.chat):
+            with pytest.raises(KeepdimError, match=r"^\[generate\] (prompt|message): is (a|not a) "):
+                ask(text)
+
+
+def test_one_stream_in_two_threads(model: LanguageModel) -> None:
+    """Who asks while the other waits for the next piece is refused."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        yield "a"
+        inside.set()
+        leave.wait()
+        yield "b"
+
+    stream = Stream(slow())
+    assert next(stream) == "a"
+    thread = threading.Thread(target=lambda: next(stream))
+    thread.start()
+    inside.wait()
+    with pytest.raises(KeepdimError, match=r"^\[generate\] stream: another thread is taking its next piece"):
+        next(stream)
+    leave.set()
+    thread.join()
+
+
+def test_a_model_whose_thread_is_not_in_a_fork(model: LanguageModel) -> None:
+    """The sentence is that of a fork."""
+    held = Hold()
+    held.thread, held.process, held.granted = -1, -1, True
+    model._holds.append(held)
+    with pytest.raises(
+        KeepdimError, match=r"^\[fork\] model: another thread was using it when this process was forked"
+    ):
+        model([1])
 
 
 def end_by_closing(stream: Iterator[str]) -> None:

@@ -18,7 +18,7 @@ from torch.export import Dim
 import keepdim
 from keepdim import KeepdimError, _native, quant, splits
 from keepdim.embed import Encoder
-from keepdim.generate import Sampling, Text, open_model
+from keepdim.generate import Sampling, Text, Writer, open_model
 from keepdim.signature import Signature
 
 N = {0: Dim("n", min=1, max=8)}
@@ -174,6 +174,73 @@ def test_options(setting: str) -> None:
         with pytest.raises(KeepdimError, match=rf"^\[options\] .*{setting}"):
             keepdim.set_options(**{setting: value})
     assert keepdim.options() == before
+
+
+class Adds(nn.Module):
+    """Changes both of its inputs."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        y.add_(1)
+        return x + y
+
+
+def test_inputs_that_cannot_be_changed() -> None:
+    """A call that changes its inputs changes all of them or none."""
+    module = keepdim.lower(Adds(), (torch.zeros(3, 4), torch.zeros(3, 4)), dynamic_shapes=(N, N))
+    with torch.inference_mode():
+        inference = torch.zeros(3, 4)
+    for bad in (torch.zeros(1, 4).expand(3, 4), torch.zeros(3, 4, requires_grad=True), inference):
+        x = torch.zeros(3, 4)
+        with pytest.raises(KeepdimError, match=r"^\[bind\] input 1 'y': is changed by the call, and "):
+            module(x, bad)
+        assert not x.any()
+    x, y = torch.zeros(3, 4), torch.zeros(3, 4)
+    assert (module(x, y) == 2).all() and x.all() and y.all()
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_calls_inside_of_modes_of_torch(module: keepdim.Module) -> None:
+    """Another default device changes nothing; where tensors have no memory, the call is refused."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    want = module(X)
+    with torch.device("meta"):
+        assert torch.equal(module(X), want)
+    with pytest.raises(KeepdimError, match="torch gives no memory for it here"), FakeTensorMode():
+        module(X)
+    with pytest.raises(KeepdimError, match=r"^\[bind\] "), FakeTensorMode(allow_non_fake_inputs=True):
+        module(torch.empty(3, 8))
+    for transform, x in ((torch.vmap(module), torch.randn(2, 3, 8)), (torch.func.grad(lambda x: module(x).sum()), X)):
+        with pytest.raises(KeepdimError, match=r"^\[bind\] call: torch gives no memory"):
+            transform(x)
+    assert torch.equal(module(X), want)
+
+
+def test_arguments_of_the_wrong_type(decoder: Any, module: keepdim.Module, tmp_path: Path) -> None:
+    """Of everything that is public."""
+    linear, model = nn.Linear(8, 4).eval(), keepdim.lower_llm(decoder, 16)
+    calls: list[Callable[[], Any]] = [
+        lambda: keepdim.lower(linear, (X,), dynamic_shapes=5),
+        lambda: keepdim.lower(linear, (X,), dynamic_shapes=({0: N[0]}, {0: N[0]}, [[]])),
+        lambda: keepdim.lower(linear, (X,), dynamic_shapes=((),) * 2),
+        lambda: keepdim.lower(linear, (X,), partitioner=5),  # type: ignore[arg-type]
+        lambda: keepdim.lower(linear, (X,), partitioner=keepdim.GgmlPartitioner),  # type: ignore[arg-type]
+        lambda: keepdim.audit(linear, 5),  # type: ignore[arg-type]
+        lambda: keepdim.load_stablehlo(5),  # type: ignore[arg-type]
+        lambda: keepdim.Module(5),  # type: ignore[arg-type]
+        lambda: keepdim.load(module.path, verify="no"),  # type: ignore[arg-type]
+        lambda: keepdim.LanguageModel(5),  # type: ignore[arg-type]
+        lambda: Writer.of(5),  # type: ignore[arg-type]
+        lambda: Text.from_json(5),  # type: ignore[arg-type]
+        lambda: model.rewind(True),
+        lambda: keepdim.set_options(threads=2**40),
+    ]
+    for call in calls:
+        with pytest.raises(KeepdimError, match=r"^\[\w+\] .*: "):
+            call()
+    sparse = torch.tensor([1, 2]).to_sparse()
+    assert torch.equal(model(sparse), keepdim.LanguageModel.load(model.module.path)([1, 2]))
 
 
 # ---------------------------------------------------------------- copies

@@ -9,7 +9,6 @@ import pytest
 
 from keepdim import KeepdimError
 from keepdim import gguf as reading
-from keepdim.checkpoint import read_tokenizer as of_folder
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
@@ -35,9 +34,7 @@ def read_tokenizer(path: Path, kind: str, pieces: dict[str, int], merges: list[s
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    tokenizer = of_folder("generate", path.parent, gguf_file=path.name)
-    reading.mend_tokenizer(path, tokenizer)
-    return tokenizer.backend_tokenizer
+    return reading.read_tokenizer(path).backend_tokenizer
 
 
 def test_where_a_tokenizer_cuts(tmp_path: Path) -> None:

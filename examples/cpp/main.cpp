@@ -17,13 +17,18 @@ using executorch::extension::make_tensor_ptr;
 
 namespace {
 
-// "1x17x64"; empty where a part is no size.
+constexpr int64_t kMostElements = 1 << 28;  // of an input: 1 GiB
+
+// "1x17x64"; empty where a part is not a size, or the whole is too large.
 std::vector<SizesType> parse(const std::string& text) {
   std::vector<SizesType> sizes;
-  std::stringstream stream(text);
+  int64_t elements = 1;
+  std::stringstream stream(text + "x");
   for (std::string part; std::getline(stream, part, 'x');) {
-    if (part.empty() || part.size() > 6 || part.find_first_not_of("0123456789") != std::string::npos) return {};
+    if (part.empty() || part.size() > 9 || part.find_first_not_of("0123456789") != std::string::npos) return {};
     sizes.push_back(std::stoi(part));
+    elements *= sizes.back();
+    if (elements > kMostElements) return {};
   }
   return sizes;
 }
@@ -64,7 +69,8 @@ int main(int argc, char** argv) {
   for (int i = 2; i < argc; ++i) {
     const std::vector<SizesType> sizes = parse(argv[i]);
     if (sizes.empty()) {
-      std::fprintf(stderr, "%s: no sizes, as in 1x17x64\n", argv[i]);
+      std::fprintf(stderr, "%s: is not a size as in 1x17x64, or has more than %lld elements\n", argv[i],
+                   static_cast<long long>(kMostElements));
       return 2;
     }
     const auto input = make_tensor_ptr(sizes, numbers(sizes));

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import fail
 from ..files import path_of
 from ..turns import in_turn
 from .result import Audit, Stage
@@ -52,6 +53,8 @@ def audit(
         if (file := path_of("audit", model)).suffix == ".pte":
             return files.audit_file(file, tries, seconds)
         model = files.exported(file, trust)
+    if not isinstance(args, (tuple, list)):
+        fail("audit", "args", f"is a {type(args).__name__}", "Give the example's inputs as a tuple: (x,)")
     if tries:
         children()  # they start while the model is lowered
     from . import flows

@@ -140,6 +140,8 @@ def _of_file(path: Path) -> File:
     def facts(index: int) -> FileInput | None:
         val = plan.values[index].val
         if hasattr(val, "sizes"):
+            if min(val.sizes, default=0) < 0:
+                raise ValueError("a size is negative")
             return FileInput(tuple(val.sizes), val.shape_dynamism.name != "STATIC", get_scalar_type(val.scalar_type))
         return FileInput((val.int_val,), False, None) if hasattr(val, "int_val") else None
 

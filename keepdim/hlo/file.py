@@ -15,10 +15,10 @@ import torch
 import torch.utils._pytree as pytree
 from msgspec.structs import replace
 
-from ..contract import DTYPE_OF, Contract, Place, Source, Spec, Symbol, solve
+from ..contract import DTYPE_OF, MAX_RANK, Contract, Place, Source, Spec, Symbol, solve
 from ..dims import Dim
 from ..errors import KeepdimError, fail, told
-from ..files import atomic_write
+from ..files import atomic_write, path_of
 from ..mlir import DYNAMIC, Type, bindings
 from ..program import verify_contract
 from ..refine import Hlo
@@ -30,6 +30,7 @@ from .xla import bits
 DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}
 ARGUMENTS, RESULTS = ("input", "size", "state", "const"), ("output", "count", "state")  # in their order
 NUMBERS = ("size", "count")  # kinds that are one number
+MAX_ARGUMENTS = 1 << 12  # of a module of others
 CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.program"
 
 
@@ -59,7 +60,7 @@ def save(program: StableHLOProgram, path: str | Path, inside: bool = False) -> N
 
 def load_stablehlo(path: str | Path) -> StableHLOProgram:
     """What `save` wrote; or any StableHLO text or artifact, of which every `?` becomes a symbol."""
-    hlo = Hlo.load(path)
+    hlo = Hlo.load(path_of("load", path))
     text = hlo.take_attribute(ABOUT)
     if text is None:
         return _foreign(hlo)
@@ -207,12 +208,16 @@ def _foreign(hlo: Hlo) -> StableHLOProgram:
     def spec(i: int, t: Type, what: str) -> Spec:
         if t.element not in DTYPE_NAMES:
             fail("load", f"{what} {i}", f"is {t}, which keepdim does not carry")
+        if len(t.dims) > MAX_RANK:
+            fail("load", f"{what} {i}", f"has rank {len(t.dims)}, more than {MAX_RANK}")
         dims = [
             Dim.symbol(f"{what}{i}_{d}", 0, b if b != DYNAMIC else None) if n == DYNAMIC else Dim.const(n)
             for d, (n, b) in enumerate(zip(t.dims, t.bounds, strict=True))
         ]
         return Spec(f"{what}{i}", DTYPE_NAMES[t.element], tuple(dims))
 
+    if (count := max(len(hlo.inputs), len(hlo.results))) > MAX_ARGUMENTS:
+        fail("load", "main", f"has {count} arguments or results, more than {MAX_ARGUMENTS}")
     inputs = tuple(spec(i, t, "arg") for i, t in enumerate(hlo.inputs))
     outputs = tuple(spec(i, t, "result") for i, t in enumerate(hlo.results))
     places = [Place("size", i, d, dim) for i, s in enumerate(inputs) for d, dim in enumerate(s.dims)]

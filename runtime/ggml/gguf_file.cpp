@@ -18,6 +18,7 @@ namespace {
 
 constexpr uint64_t kMaxName = 1 << 16;     // bytes of a key or of a tensor's name
 constexpr uint32_t kMaxAlignment = 1 << 20;
+constexpr uint64_t kMaxFields = 1 << 14, kMaxListed = 1 << 21;  // the largest tokenizers have 1.3 million tokens, scores and merges
 enum class Kind : uint32_t { u8, i8, u16, i16, u32, i32, f32, boolean, string, array, u64, i64, f64 };
 
 // Bytes of a number; 0: a string, a list, or no kind at all.
@@ -112,6 +113,8 @@ void skip_values(Reader& in, uint32_t kind, uint64_t count) {
 // The fields; the alignment of the tensors, where one of them says it.
 uint32_t check_fields(Reader& in, uint64_t count) {
   in.need(count, 8 + 1 + 4 + 1, "fields");
+  if (count > kMaxFields) in.refuse("has " + std::to_string(count) + " fields, more than " + std::to_string(kMaxFields) + ". It is damaged.");
+  uint64_t listed = 0;
   uint32_t alignment = 32;
   std::unordered_set<std::string> names;
   for (uint64_t i = 0; i < count; ++i) {
@@ -126,7 +129,9 @@ uint32_t check_fields(Reader& in, uint64_t count) {
       }
     } else if (kind == static_cast<uint32_t>(Kind::array)) {
       const auto of = in.read<uint32_t>("kinds of fields");
-      skip_values(in, of, in.read<uint64_t>("lengths of lists"));
+      const auto length = in.read<uint64_t>("lengths of lists");
+      skip_values(in, of, length);
+      if ((listed += length) > kMaxListed) in.refuse("its lists have more than " + std::to_string(kMaxListed) + " elements. It is damaged.");
     } else {
       skip_values(in, kind, 1);
     }

@@ -21,7 +21,6 @@ from mutants.harness import NUMBERS, Attempts, damage, main
 
 import keepdim
 from keepdim import gguf as reading
-from keepdim.checkpoint import read_tokenizer
 from keepdim.generate import _text
 
 TINY = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 40, "num_attention_heads": 2}
@@ -110,8 +109,7 @@ def attempt(path: Path) -> str:
     """Read the model and its tokenizer, as before it is lowered: "ran", or the sentence that refuses it."""
     try:
         checkpoint = reading.read(path)
-        tokenizer = read_tokenizer("generate", path.parent, gguf_file=path.name)
-        reading.mend_tokenizer(path, tokenizer)
+        tokenizer = reading.read_tokenizer(path)
         text = _text(tokenizer, checkpoint.model).to_json()
         sum(float(p.sum()) for p in checkpoint.model.parameters())
         del checkpoint, text

@@ -7,13 +7,16 @@ Most are forged: their checksum is that of the changed bytes, so that only the c
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import enum
 import hashlib
 import io
 import json
+import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +28,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from executorch.exir import schema
 from torch import nn
 from torch.export import Dim
 
@@ -227,14 +231,118 @@ def _of_json(name: str, r: random.Random) -> bytes:
     return sealed(body[:at] + new.ljust(length) + body[at + length :], weights)
 
 
-KINDS = {"file": _of_file, "bytes": _of_bytes, "structure": _of_structure, "json": _of_json}
+# ---------------------------------------------------------------- calls of kernels
+INTEGERS = (0, 0, 1, 1, 2, 3, 4, 8, -1, -1, -2, 5, 7, -8, 1000, 2**31, 2**31 - 1, 2**62, 2**63 - 1, -(2**63), -(2**31))
+SMALL = (0, 0, 1, 1, 2, 3, 4, -1, -2)
+FLOATS = (0.0, -1.0, 1.5, 2.0, 1e-5, 1e-300, 1e308, math.inf, math.nan)
+WIDTHS = {"FLOAT": 4, "LONG": 8, "BOOL": 1, "INT": 4, "BYTE": 1, "DOUBLE": 8, "HALF": 2, "COMPLEX64": 8}
+ROOM = 1 << 16  # bytes of planned memory
+
+
+@cache
+def kernels() -> list[tuple[str, str]]:
+    """The kernels whose arguments are checked, with the letters of their types: the table that the build made."""
+    table = next((Path(__file__).parents[2] / "build").glob("cp*/generated/kernel_arguments.inc")).read_text()
+    return re.findall(r'\{"([^"]+)", "([^"]+)"\}', table)
+
+
+class Arguments:
+    """Arguments of the right types and of odd values, as values of a plan."""
+
+    def __init__(self, plan: Any, r: random.Random):
+        self.plan, self.r, self.at = plan, r, 1 << 11
+        self.integers = SMALL if r.random() < 0.7 else INTEGERS
+        self.dtype = r.choice(("FLOAT",) * 6 + ("LONG",) * 3 + ("BOOL", "INT", "BYTE", "DOUBLE", "HALF", "COMPLEX64"))
+        self.sizes = [r.choice((0, 1, 1, 2, 3, 4, 4, 8)) for _ in range(r.choice((0, 1, 2, 2, 3, 4, 4, 4, 5)))]
+        self.like = next(v.val for v in plan.values if type(v.val).__name__ == "Tensor" and v.val.allocation_info)
+
+    def value(self, val: Any) -> int:
+        self.plan.values.append(schema.EValue(val))
+        return len(self.plan.values) - 1
+
+    def any_tensor(self, written: bool) -> int:
+        r, sizes = self.r, list(self.sizes)
+        if sizes and r.random() < 0.25:
+            sizes[r.randrange(len(sizes))] = r.choice((0, 1, 2, 3, 4, 8, 16))
+        dtype = self.dtype if r.random() < 0.93 else r.choice(list(WIDTHS))
+        order = list(range(len(sizes)))
+        if r.random() < 0.1:
+            r.shuffle(order)
+        return self.tensor(dtype, sizes, order, written or r.random() < 0.3)
+
+    def tensor(self, dtype: str, sizes: list[int], order: list[int] | None = None, dynamic: bool = True) -> int:
+        """A tensor with planned memory of its own, as long as there is room."""
+        bytes_ = WIDTHS[dtype] * math.prod(sizes)
+        at = self.at if self.at + bytes_ <= ROOM else 0
+        self.at = at + (bytes_ + 63) // 64 * 64
+        kinds = schema.TensorShapeDynamism
+        new = copy.deepcopy(self.like)
+        new.scalar_type, new.sizes = getattr(schema.ScalarType, dtype), sizes
+        new.dim_order = list(range(len(sizes))) if order is None else order
+        new.allocation_info = schema.AllocationDetails(memory_id=1, memory_offset_low=at, memory_offset_high=0)
+        new.shape_dynamism = kinds.DYNAMIC_BOUND if dynamic else kinds.STATIC
+        return self.value(new)
+
+    def integer(self) -> int:
+        return self.value(schema.Int(self.r.choice(self.integers)))
+
+    def one(self, letter: str, written: bool = False) -> int:
+        """A value of the type of a letter."""
+        r = self.r
+        count = r.choice((0, 1, 1, 2, 2, 3, 4, len(self.sizes)))
+        make: dict[str, Callable[[], int]] = {
+            "t": lambda: self.any_tensor(written),
+            "i": self.integer,
+            "n": lambda: self.one(r.choice("iidb")),
+            "d": lambda: self.value(schema.Double(r.choice(FLOATS))),
+            "b": lambda: self.value(schema.Bool(r.random() < 0.5)),
+            "s": lambda: self.value(schema.String(r.choice(("none", "tanh", "trunc", "floor", "x")))),
+            "I": lambda: self.value(schema.IntList([self.integer() for _ in range(count)])),
+            "D": lambda: self.value(schema.DoubleList([r.choice(FLOATS) for _ in range(count)])),
+            "B": lambda: self.value(schema.BoolList([r.random() < 0.5 for _ in range(count)])),
+            "L": lambda: self.value(schema.TensorList([self.any_tensor(written) for _ in range(count)])),
+            "O": lambda: self.value(
+                schema.OptionalTensorList([self.any_tensor(False) if r.random() < 0.8 else -1 for _ in range(count)])
+            ),
+            "-": lambda: self.value(schema.Null()),
+        }
+        return make[letter]()
+
+
+def _of_kernel(_: str, r: random.Random) -> bytes:
+    """A file that calls one kernel of ExecuTorch, with arguments of the types that it takes and of any value."""
+    kernel, letters = r.choice(kernels())
+
+    def change(program: Any) -> None:
+        plan = next(p for p in program.execution_plan if p.name == "forward")
+        plan.non_const_buffer_sizes[1] = ROOM
+        make = Arguments(plan, r)
+        args, results = [], []
+        for flags, letter in re.findall(r"([?!]*)([^?!])", letters):
+            skip = "?" in flags and r.random() < 0.3
+            args.append(make.value(schema.Null()) if skip else make.one(letter, "!" in flags))
+            results += [args[-1]] if "!" in flags else []
+        args.append(results[0] if len(results) == 1 else make.value(schema.TensorList(results)))
+        name, _, overload = kernel.partition(".")
+        plan.operators.append(schema.Operator(name, overload))
+        plan.chains[0].instructions = [schema.Instruction(schema.KernelCall(len(plan.operators) - 1, args))]
+        plan.chains[0].stacktrace = None
+        plan.outputs = [plan.inputs[0]] * len(plan.outputs)
+
+    return forged("kernels", change)
+
+
+KINDS = {"file": _of_file, "bytes": _of_bytes, "structure": _of_structure, "json": _of_json, "kernel": _of_kernel}
 
 
 def mutants(folder: Path, count: int, seed: int) -> Iterator[tuple[str, Path]]:
     """(what was done to which, the file): the same ones for the same seed, one at a time in the folder."""
     for i in range(count):
         r = random.Random(f"{seed}.{i}")
-        kind, name = r.choice(("file", "bytes", "structure", "structure", "json")), r.choice(list(originals()))
+        kind, name = (
+            r.choice(("file", "bytes", "structure", "structure", "json", "kernel")),
+            r.choice(list(originals())),
+        )
         path = folder / "m.pte"
         path.write_bytes(KINDS[kind](name, r))
         yield f"{i} {name}: {kind}", path

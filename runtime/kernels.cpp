@@ -1,0 +1,156 @@
+#include "kernels.h"
+
+#include <executorch/runtime/core/exec_aten/util/tensor_util.h>
+#include <executorch/runtime/kernel/kernel_runtime_context.h>
+#include <executorch/runtime/kernel/operator_registry.h>
+#include <executorch/runtime/platform/log.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "executorch.h"
+
+namespace keepdim {
+
+namespace {
+
+using Stack = et::Span<et::EValue*>;
+
+// ---- divisions of sizes, instead of ExecuTorch's own: those end the process where the divisor is 0
+
+// As Python's //, in floats: of the multiples of b, the one below a.
+double floor_quotient(double a, double b) {
+  const double rest = std::fmod(a, b), whole = (a - rest) / b;
+  return std::round(rest != 0 && (b < 0) != (rest < 0) ? whole - 1 : whole);
+}
+
+int64_t floor_quotient(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+
+template <typename Divide>
+void divide_sizes(et::KernelRuntimeContext& context, Stack stack, const Divide& divide) {
+  if (stack.size() != 3 || !stack[0]->isInt() || !stack[1]->isInt()) return context.fail(et::Error::NotSupported);
+  const int64_t a = stack[0]->toInt(), b = stack[1]->toInt();
+  if (b == 0 || (b == -1 && a == INT64_MIN)) {
+    ET_LOG(Error, "a size is divided by %lld", static_cast<long long>(b));
+    return context.fail(et::Error::InvalidArgument);
+  }
+  *stack[2] = et::EValue(divide(a, b));
+}
+
+void floordiv(et::KernelRuntimeContext& context, Stack stack) {
+  const auto number = [&](size_t i) { return stack[i]->isInt() ? static_cast<double>(stack[i]->toInt()) : stack[i]->toDouble(); };
+  if (stack.size() == 3 && (stack[0]->isDouble() || stack[1]->isDouble())) {
+    *stack[2] = et::EValue(floor_quotient(number(0), number(1)));
+  } else {
+    divide_sizes(context, stack, [](int64_t a, int64_t b) { return floor_quotient(a, b); });
+  }
+}
+
+void mod(et::KernelRuntimeContext& context, Stack stack) {
+  divide_sizes(context, stack, [](int64_t a, int64_t b) { return a - floor_quotient(a, b) * b; });
+}
+
+// ---- operands that a kernel of ExecuTorch does not survive: why not, or nullptr
+
+bool is_real(ScalarType type) { return type == ScalarType::Float || type == ScalarType::Double || type == ScalarType::Half || type == ScalarType::BFloat16; }
+
+const char* check_quotient(Stack stack) {  // self, other, out
+  return is_real(stack[2]->toTensor().scalar_type()) ? nullptr : "a quotient is a float";
+}
+
+const char* check_view(Stack stack) {  // self, size, out
+  const auto sizes = stack[1]->toIntList();
+  const bool open = std::find(sizes.begin(), sizes.end(), -1) != sizes.end();
+  return open && std::find(sizes.begin(), sizes.end(), 0) != sizes.end() ? "a size of -1 cannot be found beside one of 0" : nullptr;
+}
+
+const char* check_fft(Stack stack) {  // self, dim, ...
+  const int64_t rank = stack[0]->toTensor().dim();
+  for (int64_t dim : stack[1]->toIntList()) {
+    if (dim < -rank || dim >= rank) return "a dim is out of range";
+  }
+  return nullptr;
+}
+
+// Nothing to compute: the result is as empty as the operand.
+bool is_done(Stack stack, size_t out) {
+  const Tensor& self = stack[0]->toTensor();
+  if (self.numel() > 0) return false;
+  Tensor& result = stack[out]->toTensor();
+  return executorch::runtime::resize_tensor(result, self.sizes()) == et::Error::Ok;
+}
+
+struct Check {
+  const char* kernel;
+  const char* (*refuse)(Stack);  // nullptr: nothing is refused
+  size_t out;                    // > 0: where the result is, of a kernel that does not survive an empty operand
+};
+
+constexpr std::array kChecks = {
+    Check{"aten::div.out", check_quotient, 0},
+    Check{"aten::view_copy.out", check_view, 0},
+    Check{"aten::_fft_c2r.out", check_fft, 0},
+    Check{"aten::_fft_r2c.out", check_fft, 0},
+    Check{"aten::_log_softmax.out", nullptr, 3},
+    Check{"aten::_softmax.out", nullptr, 3},
+};
+
+et::OpFunction originals[kChecks.size()];
+
+// ExecuTorch calls a plain function, so each check is one of its own. The arguments have the types of the kernel's schema.
+template <size_t I>
+void checked(et::KernelRuntimeContext& context, Stack stack) {
+  constexpr Check check = kChecks[I];
+  if (check.refuse != nullptr) {
+    if (const char* why = check.refuse(stack)) {
+      ET_LOG(Error, "%s: %s", check.kernel, why);
+      return context.fail(et::Error::InvalidArgument);
+    }
+  }
+  if (check.out > 0 && is_done(stack, check.out)) return;
+  originals[I](context, stack);
+}
+
+template <size_t... I>
+constexpr std::array<et::OpFunction, sizeof...(I)> checked_functions(std::index_sequence<I...>) {
+  return {checked<I>...};
+}
+
+constexpr auto kChecked = checked_functions(std::make_index_sequence<kChecks.size()>());
+
+bool same(const char* a, const char* b) { return std::strcmp(a, b) == 0; }
+
+std::vector<et::Kernel> make_kernels() {
+  std::vector<et::Kernel> all = {
+      et::Kernel("executorch_prim::floordiv.int", floordiv), et::Kernel("executorch_prim::floordiv.Scalar", floordiv),
+      et::Kernel("executorch_prim::mod.int", mod), et::Kernel("executorch_prim::mod.Scalar", mod)};
+  const size_t ours = all.size();
+  for (const et::Kernel& kernel : et::get_registered_kernels()) {
+    const auto replaced = [&](const et::Kernel& other) { return same(other.name_, kernel.name_); };
+    if (std::any_of(all.begin(), all.begin() + static_cast<ptrdiff_t>(ours), replaced)) continue;
+    const auto check = std::find_if(kChecks.begin(), kChecks.end(), [&](const Check& c) { return same(c.kernel, kernel.name_); });
+    if (check == kChecks.end()) {
+      all.push_back(kernel);
+    } else if (kernel.kernel_key_.is_fallback()) {
+      const size_t i = static_cast<size_t>(check - kChecks.begin());
+      originals[i] = kernel.op_;
+      all.emplace_back(kernel.name_, kChecked[i]);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> out;
+  for (const et::Kernel& kernel : et::get_registered_kernels()) out.emplace_back(kernel.name_);
+  return out;
+}
+
+std::vector<et::Kernel> checked_kernels() { return make_kernels(); }
+
+}  // namespace keepdim
