@@ -267,7 +267,7 @@ def relax(trial: Trial, contract: Contract) -> Contract:
     model's own torch._check is raised by eager there, and stays."""
     kept = []
     for c in contract.constraints:
-        cut = list(itertools.islice(_forbidden(contract, c, trial.leaves), 3)) if _of_export(c) else []
+        cut = _forbidden(contract, c, trial.leaves)[:3] if _of_export(c) else []
         try:
             for values in cut:
                 _compare_at(trial, contract, values)
@@ -305,8 +305,9 @@ def _of_export(c: Constraint) -> bool:
     return c.sentence in (RELIED, ASSERTED)
 
 
-def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> Iterator[dict[str, int]]:
-    """Points near the lower ends, and at the upper ones, that break this constraint and no model's own."""
+def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> list[dict[str, int]]:
+    """Points near the lower ends, and at the upper ones, that break this constraint and no other; where there are
+    none, those that break no model's own."""
     start = examples(contract, leaves)
     used = sorted(c.lhs.symbols() | c.rhs.symbols())
     ranges = {s.name: (s.lo, s.hi) for s in contract.symbols}
@@ -315,8 +316,10 @@ def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> Iter
         lo, hi = ranges[name]
         near = range(lo, min(lo + 4, hi + 1 if hi is not None else lo + 4)) if lo is not None else [start[name]]
         choices.append([*near, *([hi] if hi is not None and hi not in near else [])])
+    found: list[tuple[int, dict[str, int]]] = []
     for picked in itertools.islice(itertools.product(*choices), 256):
         values = {**start, **dict(zip(used, picked, strict=True))}
         out = broken(contract, values)
         if c in out and all(map(_of_export, out)) and elements(contract, values) <= BUDGET:
-            yield values
+            found.append((len(out), values))
+    return [values for count, values in found if count == 1] or [values for _, values in found]

@@ -1092,6 +1092,19 @@ def sum_as_size_without_a_bound() -> Case:
 
 
 @case
+def pairs_of_rows() -> Case:
+    """torch.export guards against one pair, which is right; the model's own check is not its reason to."""
+
+    def fn(x):
+        torch._check(x.shape[0] % 2 == 0)
+        return x.reshape(-1, 2, 4).sum(1)
+
+    shapes = ({0: Dim("s", min=2, max=16)},)
+    good = [(R(4, 4),), (R(2, 4),), (R(16, 4),), (R(10, 4),), (R(4, 4),)]
+    return Case(fn, (R(4, 4),), shapes, good, [((R(3, 4),), "s"), ((R(18, 4),), "s = 18")])
+
+
+@case
 def item_beside_a_loop() -> Case:
     """Rows go into a loop, so that a guard checks the contract: it reads an element too."""
 
@@ -1717,6 +1730,14 @@ refuses_none
     x: f32[s]
     requires s != 0
     -> mul: f32[s]
+pairs_of_rows
+    s: 2..16 from input 0 'x' dim 0
+    x: f32[s, 4]
+    requires s % 2 == 0
+    requires (4*s) % 8 == 0
+    requires s == 2*(s//2)
+    requires s % (s//2) == 0
+    -> sum_1: f32[s//2, 4]
 item_beside_a_loop
     a: 1..8 from input 0 'x' dim 0
     b: 1..16 from input 1 'y' dim 0
