@@ -23,9 +23,9 @@ from overhead import machine  # beside this file
 from turns import write  # beside this file
 
 from keepdim import _native, reference
-from keepdim.contract import DTYPE_OF, DTYPES, Contract, Spec
-from keepdim.dims import Dim
 from keepdim.program import Node, Program, Value
+from keepdim.shapes.contract import DTYPE_OF, DTYPES, Contract, Spec
+from keepdim.shapes.dim import Dim
 
 LIMIT = 3.0  # a row above it is flagged
 SIDE = 1024

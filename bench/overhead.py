@@ -28,9 +28,9 @@ from torch.export import Dim, export
 
 import keepdim
 from keepdim import _native
-from keepdim.contract import Contract, Source, Spec, Symbol
-from keepdim.dims import Dim as Size
 from keepdim.program import Node, Program, Value
+from keepdim.shapes.contract import Contract, Source, Spec, Symbol
+from keepdim.shapes.dim import Dim as Size
 
 WIDTH, LIMIT = 64, 4096
 Row = tuple[str, float, str]

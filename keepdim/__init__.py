@@ -7,10 +7,10 @@ import torch  # noqa: F401  first: its OpenMP runtime is then the one our librar
 from executorch.extension.pybindings import _C  # noqa: F401  loads libexecutorch.so, which ours links to
 
 from . import _native
-from .contract import DTYPES, Contract
 from .errors import KeepdimError
 from .module import Module, load, lower
 from .settings import options, set_options
+from .shapes.contract import DTYPES, Contract
 from .turns import importing
 
 if TYPE_CHECKING:

@@ -26,14 +26,14 @@ from torch.fx import Node as FxNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import owned
-from .contract import Contract
-from .dims import Dim
 from .errors import fail
 from .nodes import Symbols
 from .partition import TAG, OpenShapeEnv
 from .propagate import settle
 from .ranges import Mark, mark_of
 from .reading import graph_modules, to_constraints
+from .shapes.contract import Contract
+from .shapes.dim import Dim
 
 
 @contextlib.contextmanager

@@ -15,8 +15,6 @@ from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch.fx import Node as FxNode
 
 from . import passes
-from .contract import BLOCKS, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
-from .dims import Dim, decide
 from .errors import KeepdimError, fail
 from .nodes import (
     ASSERT,
@@ -36,6 +34,8 @@ from .passes import Lowered
 from .program import NONE, Node, Part, Program, Region, Value, verify, walk
 from .quant import Quantised, state_shape
 from .reading import margin, shape_env_of, to_dim, to_size
+from .shapes.contract import BLOCKS, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
+from .shapes.dim import Dim, decide
 
 # Op and operand: a weight or state in another dtype than what is computed in.
 TAKES_STORED = {("linear", 1), ("embedding", 0), ("cached_attention", 4), ("cached_attention", 5)}

@@ -19,12 +19,12 @@ from torch.fx import Node as FxNode
 from torch.fx.node import _side_effectful_functions
 
 from . import whole
-from .contract import DTYPE_OF, Contract
 from .nodes import attribute
 from .partition import named_data
 from .passes import Lowered
 from .program import Program, verify
 from .reading import graph_modules
+from .shapes.contract import DTYPE_OF, Contract
 
 NAME = "keepdim_guard"
 

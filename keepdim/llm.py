@@ -21,13 +21,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
 
 from . import pte
-from .contract import dtype_name
 from .errors import KeepdimError, fail, optional, told
 from .files import new_folder, remove_with
 from .mapped import Source
 from .module import Module, load
 from .quant import STORED, Quantised, fits, new_state, quantise
 from .reading import read
+from .shapes.contract import dtype_name
 from .signature import Signature, Transport
 from .torch_ops import cached_attention
 from .turns import in_turn

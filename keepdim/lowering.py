@@ -31,8 +31,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import _native, guard, kernels, loops, owned, pte, whole
 from .capture import INT32_MAX, Captured, needs_upper_bound
-from .contract import BLOCKS, Constraint, Contract
-from .dims import Dim, decide, range_text
 from .errors import KeepdimError, fail, told
 from .files import atomic_path
 from .foreign import BranchPartitioner, Watched, inner_branches, watched_backends
@@ -46,6 +44,8 @@ from .program import Program
 from .quant import Quantised
 from .ranges import Mark
 from .reading import graph_modules, read, shape_env_of, to_dim
+from .shapes.contract import BLOCKS, Constraint, Contract
+from .shapes.dim import Dim, decide, range_text
 from .signature import CONTRACT_METHOD
 from .tracing import symbolic_sizes
 

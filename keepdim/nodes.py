@@ -10,9 +10,9 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node as FxNode
 
-from .dims import Dim
 from .ranges import mark_of
 from .reading import finite
+from .shapes.dim import Dim
 
 ASSERT = torch.ops.aten._assert_tensor_metadata.default  # of what tracing has seen
 COND = torch.ops.higher_order.cond

@@ -18,12 +18,12 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from .contract import DTYPES, Spec, Table, convert
-from .dims import Dim
 from .errors import fail, told
 from .nodes import COND, Symbols, attribute, is_size, module_path, overload
 from .pte import hash_of
 from .reading import to_dim
+from .shapes.contract import DTYPES, Spec, Table, convert
+from .shapes.dim import Dim
 
 OUTLINE_METHOD = "keepdim_outline"
 MAX_DEPTH = 50  # of branches in branches

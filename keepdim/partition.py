@@ -26,14 +26,14 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import _native, frontend, ops, owned
-from .contract import Constraint, Contract, Table
-from .dims import Dim, range_text
 from .errors import KeepdimError, fail
 from .nodes import COND, Symbols, computing, constants_of, getitem, is_size, overload, with_branches
 from .passes import Lowered
 from .propagate import settle
 from .reading import graph_modules, item_symbols, read, shape_env_of, to_dim
 from .rewrite import contiguous_layers
+from .shapes.contract import Constraint, Contract, Table
+from .shapes.dim import Dim, range_text
 from .tracing import LAYERS
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped

@@ -21,10 +21,10 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from .bounds import INT64_MAX, INT64_MIN
-from .contract import ASSERTED, RELIED, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
-from .dims import MAKE, Dim, decide, dmax, dmin
 from .errors import KeepdimError, fail
+from .shapes.bounds import INT64_MAX, INT64_MIN
+from .shapes.contract import ASSERTED, RELIED, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
+from .shapes.dim import MAKE, Dim, decide, dmax, dmin
 
 MAX_TRIED, MAX_DENOMINATOR = 2**16, 1000  # of sizes times a float that are tried one by one; of the float as a ratio
 TORCH_INFINITY = 2**63 - 2  # where torch says no more of a size, it says sys.maxsize - 1

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from . import torch_ops
-from .contract import BLOCKS, DTYPE_OF, DTYPES
-from .dims import Dim
 from .errors import fail
 from .program import NONE, Node, Program, Value
 from .quant import Quantised, dequantise
+from .shapes.contract import BLOCKS, DTYPE_OF, DTYPES
+from .shapes.dim import Dim
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from . import cost, pte
-from .contract import BLOCKS, DTYPE_BYTES, Constraint, Contract, Spec, Symbol, Table
-from .dims import Dim, range_text
 from .errors import fail
 from .outline import OUTLINE_METHOD, Body, Outline, Step
 from .profile import Profile
 from .program import NONE, Attr, Node, Program
+from .shapes.contract import BLOCKS, DTYPE_BYTES, Constraint, Contract, Spec, Symbol, Table
+from .shapes.dim import Dim, range_text
 from .signature import Signature
 
 SCRIPTS = ("dims.js", "model.js", "layout.js", "draw.js", "sizes.js", "graph.js", "run.js", "audit.js", "page.js")

@@ -18,11 +18,11 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from .dims import Dim, decide
 from .errors import fail
 from .forms import in_other_ops
 from .nodes import Symbols
 from .reading import graph_modules, is_data, scaled_size, shape_env_of, to_dim
+from .shapes.dim import Dim, decide
 from .tracing import LAYERS
 
 INT64_MAX = 2**63 - 1

@@ -15,9 +15,9 @@ import torch
 import torch.utils._pytree as pytree
 
 from . import _native, treespec
-from .contract import DTYPE_OF, VERSION, Contract, Spec, decode
 from .errors import KeepdimError, fail, told
 from .mapped import Spans
+from .shapes.contract import DTYPE_OF, VERSION, Contract, Spec, decode
 from .tables import Table
 
 CONTRACT_METHOD = "keepdim_contract"

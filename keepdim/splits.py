@@ -21,10 +21,10 @@ import torch
 
 from . import _native
 from .cache import folder
-from .contract import BLOCKS, DTYPE_OF
 from .errors import KeepdimError
 from .files import write_bytes
 from .quant import quantise
+from .shapes.contract import BLOCKS, DTYPE_OF
 from .tables import Table, machine
 from .text import parse_program
 

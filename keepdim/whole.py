@@ -18,12 +18,12 @@ from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from . import frontend
-from .contract import DTYPE_OF, Constraint, Contract
-from .dims import Dim
 from .ops import Unsupported
 from .partition import named_data
 from .passes import Lowered, Stays, nothing
 from .quant import Quantised
+from .shapes.contract import DTYPE_OF, Constraint, Contract
+from .shapes.dim import Dim
 
 
 def take(

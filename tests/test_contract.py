@@ -9,9 +9,9 @@ from torch.export import export
 from torch.utils._sympy.functions import FloatTrueDiv, ToFloat, TruncToInt
 
 from keepdim import KeepdimError, _native
-from keepdim.contract import Constraint, Contract, Place, Source, Spec, Symbol, solve
-from keepdim.dims import CMPS, Dim, dmax
 from keepdim.reading import read, to_constraints, to_dim
+from keepdim.shapes.contract import Constraint, Contract, Place, Source, Spec, Symbol, solve
+from keepdim.shapes.dim import CMPS, Dim, dmax
 
 
 class Function(torch.nn.Module):

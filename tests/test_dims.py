@@ -8,9 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from keepdim import KeepdimError, _native
-from keepdim.bounds import INT64_MAX, INT64_MIN
-from keepdim.contract import Contract, Source, Spec, Symbol, Table
-from keepdim.dims import CMPS, Dim, decide, dmax, dmin, proven
+from keepdim.shapes.bounds import INT64_MAX, INT64_MIN
+from keepdim.shapes.contract import Contract, Source, Spec, Symbol, Table
+from keepdim.shapes.dim import CMPS, Dim, decide, dmax, dmin, proven
 from keepdim.text import parse
 
 RANGES = {"s": (1, 8), "t": (0, 5), "u": (-4, 3)}

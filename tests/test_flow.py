@@ -14,8 +14,8 @@ from torch._higher_order_ops.scan import scan
 
 import keepdim
 from keepdim import KeepdimError, _native
-from keepdim.contract import Constraint, Contract, Source, Spec, Symbol
-from keepdim.dims import Dim
+from keepdim.shapes.contract import Constraint, Contract, Source, Spec, Symbol
+from keepdim.shapes.dim import Dim
 from keepdim.trials import difference
 
 

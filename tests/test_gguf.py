@@ -437,9 +437,9 @@ def test_adjoining_weights_are_one() -> None:
 
 
 def _two_layers() -> Any:
-    from keepdim.contract import Contract, Source, Spec, Symbol
-    from keepdim.dims import Dim
     from keepdim.program import Node, Program, Value
+    from keepdim.shapes.contract import Contract, Source, Spec, Symbol
+    from keepdim.shapes.dim import Dim
 
     s, size = Dim.symbol("s", 1, 64), Dim.const
     contract = Contract(

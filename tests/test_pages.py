@@ -17,10 +17,10 @@ from torch.export import Dim as ExportDim
 
 import keepdim
 from keepdim import cli, report
-from keepdim.contract import Table
-from keepdim.dims import Dim, dmax, dmin
 from keepdim.errors import KeepdimError
 from keepdim.profile import profile
+from keepdim.shapes.contract import Table
+from keepdim.shapes.dim import Dim, dmax, dmin
 
 
 class Block(nn.Module):

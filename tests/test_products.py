@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from keepdim import _native
-from keepdim.contract import Contract, Source, Spec, Symbol
-from keepdim.dims import Dim
 from keepdim.program import Node, Program, Value
+from keepdim.shapes.contract import Contract, Source, Spec, Symbol
+from keepdim.shapes.dim import Dim
 from keepdim.text import parse_program
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepdim import KeepdimError, _native
-from keepdim.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
-from keepdim.dims import Dim, dmax
 from keepdim.program import NONE, Node, Part, Pass, Program, Region, Value, schema, verify
+from keepdim.shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
+from keepdim.shapes.dim import Dim, dmax
 from keepdim.text import parse_program
 
 ONE, ZERO = Dim.const(1), Dim.const(0)

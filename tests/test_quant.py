@@ -15,11 +15,11 @@ from torch.export import Dim, export
 import keepdim
 from keepdim import KeepdimError, _native, pte, reference, splits
 from keepdim.capture import capture
-from keepdim.contract import BLOCKS, DTYPES, Contract, Source, Spec, Symbol
-from keepdim.dims import Dim as Size
 from keepdim.lowering import lower_whole
 from keepdim.program import Node, Program, Value
 from keepdim.quant import HALVES, STORED, Quantised, dequantise, quantise
+from keepdim.shapes.contract import BLOCKS, DTYPES, Contract, Source, Spec, Symbol
+from keepdim.shapes.dim import Dim as Size
 
 VOCABULARY, WIDTH, OUT = 70, 512, 77
 splits.use()  # as loading a file does

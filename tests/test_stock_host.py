@@ -135,8 +135,8 @@ def test_constraints_of_integers_and_of_trials() -> None:
 def test_a_product_of_sizes_in_a_constraint() -> None:
     """Where a delegate sees only b*s, a constraint over it is one over its own symbol."""
     from keepdim import frontend
-    from keepdim.contract import Constraint
-    from keepdim.dims import Dim as Size
+    from keepdim.shapes.contract import Constraint
+    from keepdim.shapes.dim import Dim as Size
 
     b, s = Size.symbol("b", 1, 4), Size.symbol("s", 1, 16)
     ep = export(nn.ReLU(), (R(6),), dynamic_shapes=({0: Dim("n", min=1, max=64)},))

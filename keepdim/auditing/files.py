@@ -11,9 +11,9 @@ import torch
 from torch.export import ExportedProgram
 
 from .. import pte
-from ..contract import ASSERTED, DTYPE_OF, Contract, Spec
-from ..dims import range_text
 from ..errors import fail, sentence, told
+from ..shapes.contract import ASSERTED, DTYPE_OF, Contract, Spec
+from ..shapes.dim import range_text
 from ..signature import Signature
 from ..trials import BUDGET, near
 from . import snapshot

@@ -20,11 +20,11 @@ from executorch.exir.program import EdgeProgramManager
 from torch.export import ExportedProgram, export
 
 from ..capture import capture, declared_dims, names_of, specs_of
-from ..contract import Contract
 from ..errors import KeepdimError, fail, sentence, told
 from ..files import atomic_write
 from ..lowering import ENGINES, engine_named, lower_method
 from ..reading import read, shape_env_of
+from ..shapes.contract import Contract
 from ..trials import own, own_program, resized, run
 from . import places, snapshot
 from .items import FrozenInput, Slot, Subject

@@ -14,10 +14,10 @@ import sympy
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from ..contract import ASSERTED, Constraint, Contract, Symbol
-from ..dims import Dim, range_text
 from ..errors import KeepdimError
 from ..reading import finite, to_constraints, to_dim
+from ..shapes.contract import ASSERTED, Constraint, Contract, Symbol
+from ..shapes.dim import Dim, range_text
 from .places import Place, of_guard
 from .result import State
 from .snapshot import File, FileInput, Program, Range, Snapshot, known_as

@@ -17,9 +17,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from .. import pte
-from ..contract import Contract
 from ..errors import fail, told
 from ..reading import expr_of, finite, graph_modules, shape_env_of
+from ..shapes.contract import Contract
 from ..signature import CONTRACT_METHOD, Signature
 
 Range = tuple[int | None, int | None]

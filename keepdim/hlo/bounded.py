@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..contract import Symbol
-from ..dims import Dim
 from ..errors import fail
 from ..mlir import Type
 from ..refine import Hlo
+from ..shapes.contract import Symbol
+from ..shapes.dim import Dim
 
 if TYPE_CHECKING:
     from .program import StableHLOProgram

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from ..dims import Dim
 from ..ops import ROWS as OPS
 from ..ops import Args, Shape, Sink, Unsupported
 from ..ops import Row as OpRow
 from ..program import NONE
+from ..shapes.dim import Dim
 from .table import Array, Call, highest, iota, nonempty, product, row, take
 
 aten = torch.ops.aten

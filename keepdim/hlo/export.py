@@ -18,8 +18,6 @@ from torch.export.graph_signature import OutputKind
 
 from .. import frontend, passes
 from ..capture import Captured, capture
-from ..contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
-from ..dims import CMPS, Dim
 from ..errors import fail
 from ..lowering import open_sizes
 from ..nodes import Symbols
@@ -31,6 +29,8 @@ from ..propagate import settle
 from ..quant import Quantised, dequantise
 from ..reading import read, shape_env_of
 from ..refine import Hlo
+from ..shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
+from ..shapes.dim import CMPS, Dim
 from ..signature import Signature
 from ..turns import in_turn
 from .data import ROWS_OF_DATA

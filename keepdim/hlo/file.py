@@ -15,13 +15,13 @@ import torch
 import torch.utils._pytree as pytree
 from msgspec.structs import replace
 
-from ..contract import DTYPE_OF, MAX_RANK, Contract, Place, Source, Spec, Symbol, solve
-from ..dims import Dim
 from ..errors import KeepdimError, fail, told
 from ..files import atomic_write, path_of
 from ..mlir import DYNAMIC, Type, bindings
 from ..program import verify_contract
 from ..refine import Hlo
+from ..shapes.contract import DTYPE_OF, MAX_RANK, Contract, Place, Source, Spec, Symbol, solve
+from ..shapes.dim import Dim
 from ..signature import Signature, Transport
 from . import bounded
 from .program import ELEMENTS, Argument, StableHLOProgram

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..dims import Dim
+from ..shapes.dim import Dim
 from .table import Array, Call, highest, iota, lowest, nonempty, row, take
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Dim
+from ..shapes.dim import Dim
 from .index import rows_of
 from .table import Array, Call, iota, nonempty, number, row, take
 from .window import _cubic

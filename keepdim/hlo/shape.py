@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..dims import Dim
+from ..shapes.dim import Dim
 from .table import Array, Call, along, iota, nonempty, number, product, row, take
 
 

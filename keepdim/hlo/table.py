@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 from jax._src.core import max_dim, min_dim
 
-from ..dims import Dim
 from ..errors import KeepdimError, fail, sentence_of
 from ..program import Node, Value
+from ..shapes.dim import Dim
 
 DTYPES = {
     "f32": jnp.float32, "f16": jnp.float16, "bf16": jnp.bfloat16, "f64": jnp.float64, "i8": jnp.int8,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..dims import Dim
 from ..program import NONE
+from ..shapes.dim import Dim
 from .table import Args, Lower, Shape, Sink, Unsupported, aten, broadcast, op, reshape
 
 ONE = Dim.const(1)

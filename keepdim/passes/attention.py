@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..dims import Dim
 from ..program import NONE, Node, Program
+from ..shapes.dim import Dim
 from .clean import swapped
 from .fuse import pairs
 from .graph import FULL, Graph, Made, Takes, anything, rewrite

@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..dims import Dim, decide
 from ..ops import Shape
 from ..program import Node, Program, Region
+from ..shapes.dim import Dim, decide
 from .graph import COMMUTES, FLOATS, Graph, Made, Takes, anything, drop_dead, renumber, rewrite
 
 WHOLE = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}

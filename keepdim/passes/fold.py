@@ -9,9 +9,9 @@ import torch
 from msgspec.structs import replace
 
 from .. import reference
-from ..contract import BLOCKS, DTYPE_BYTES
-from ..dims import Dim
 from ..program import NONE, Node, Program, Region, Value
+from ..shapes.contract import BLOCKS, DTYPE_BYTES
+from ..shapes.dim import Dim
 from .graph import drop_dead
 
 SOURCES = ("full", "arange")

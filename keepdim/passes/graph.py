@@ -12,10 +12,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..contract import BLOCKS
-from ..dims import Dim
 from ..ops import Shape
 from ..program import NONE, Node, Part, Program, Region, Spec, Value, walk
+from ..shapes.contract import BLOCKS
+from ..shapes.dim import Dim
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 FULL = ("f32", "f64")  # half precision rounds between its ops, and overflows there: one op would give other numbers

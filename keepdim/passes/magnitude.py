@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ..contract import BLOCKS
 from ..program import NONE, Node
+from ..shapes.contract import BLOCKS
 from .graph import Graph
 
 LARGEST = {"f64": 1e300, "f32": 1e38, "bf16": 1e38, "f16": 3e4}  # below the dtypes' own: sums round

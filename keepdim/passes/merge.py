@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from msgspec.structs import replace
 
-from ..dims import Dim
 from ..program import NONE, Node, Program, Region, Value
+from ..shapes.dim import Dim
 from .graph import drop_dead
 
 Stays = Callable[[torch.Tensor], bool]  # whether a weight lies where it is to stay

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from msgspec.structs import replace
 
-from ..dims import Dim
 from ..ops import Shape
 from ..program import NONE, Node, Program, walk
+from ..shapes.dim import Dim
 from .graph import Graph, Takes, anything, drop_dead
 from .magnitude import LARGEST, NARROWS, Magnitudes
 

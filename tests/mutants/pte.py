@@ -38,7 +38,7 @@ from mutants.harness import NUMBERS, SECONDS, Attempts, damage, main, rejson
 
 import keepdim
 from keepdim import cli, pte
-from keepdim.contract import DTYPE_OF
+from keepdim.shapes.contract import DTYPE_OF
 
 ELEMENTS = 1 << 22  # of inputs: a larger call is not made
 

@@ -29,10 +29,10 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim.contract import DTYPE_OF
 from keepdim.hlo.file import ABOUT, CONTRACT, SIGNATURE, load_stablehlo
 from keepdim.hlo.xla import _folder
 from keepdim.refine import SEAL, UNSEALED, Hlo, _hash
+from keepdim.shapes.contract import DTYPE_OF
 from keepdim.worker import WORKER
 
 ELEMENTS = 1 << 22  # of inputs: a larger call is not made

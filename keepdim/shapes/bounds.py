@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .errors import fail
+from ..errors import fail
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 Bounds = tuple[int | None, int | None]  # inclusive; None is infinite

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+from ..errors import KeepdimError, fail
 from . import bounds
 from .bounds import Bounds, checked
-from .errors import KeepdimError, fail
 
 MAX_SIZE, MAX_DEPTH = 2000, 60  # parts of an expression as it is written, and operations inside each other
 

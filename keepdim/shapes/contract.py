@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import msgspec
 import torch
 
+from ..errors import KeepdimError, fail
 from .bounds import checked
-from .dims import CMPS, MAKE, Atom, Dim, Op, never_zero, range_text
-from .errors import KeepdimError, fail
+from .dim import CMPS, MAKE, Atom, Dim, Op, never_zero, range_text
 
 VERSION = 1
 MAX_RANK = 64  # of a tensor in a file; engines take fewer
