@@ -57,7 +57,7 @@ def write_as(path: Path, source: Path, dtype: str) -> None:
     import gguf
     import torch
 
-    from keepdim.quant import quantise
+    from keepdim.ir.quant import quantise
 
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())

@@ -22,8 +22,9 @@ import torch
 from overhead import machine  # beside this file
 from turns import write  # beside this file
 
-from keepdim import _native, reference
-from keepdim.program import Node, Program, Value
+from keepdim import _native
+from keepdim.ir import reference
+from keepdim.ir.program import Node, Program, Value
 from keepdim.shapes.contract import DTYPE_OF, DTYPES, Contract, Spec
 from keepdim.shapes.dim import Dim
 

@@ -28,7 +28,7 @@ from torch.export import Dim, export
 
 import keepdim
 from keepdim import _native
-from keepdim.program import Node, Program, Value
+from keepdim.ir.program import Node, Program, Value
 from keepdim.shapes.contract import Contract, Source, Spec, Symbol
 from keepdim.shapes.dim import Dim as Size
 

@@ -16,6 +16,8 @@ from torch.fx import Node as FxNode
 
 from . import passes
 from .errors import KeepdimError, fail
+from .ir.program import NONE, Node, Part, Program, Region, Value, verify, walk
+from .ir.quant import Quantised, state_shape
 from .nodes import (
     ASSERT,
     COND,
@@ -31,8 +33,6 @@ from .nodes import (
 )
 from .ops import ROWS, Args, Row, Shape, Unsupported, dim_order_rows
 from .passes import Lowered
-from .program import NONE, Node, Part, Program, Region, Value, verify, walk
-from .quant import Quantised, state_shape
 from .reading import margin, shape_env_of, to_dim, to_size
 from .shapes.contract import BLOCKS, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
 from .shapes.dim import Dim, decide

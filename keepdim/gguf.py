@@ -18,8 +18,8 @@ import torch
 
 from . import _native, checkpoint
 from .errors import KeepdimError, fail, optional, sentence_of
+from .ir.quant import STORED, Quantised, dequantise
 from .mapped import Source
-from .quant import STORED, Quantised, dequantise
 
 # Architectures by their name in GGUF → the configuration of transformers. Mistral's models are "llama" there.
 ARCHITECTURES = {

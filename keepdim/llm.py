@@ -23,13 +23,13 @@ from torch.export import Dim, export
 from . import pte
 from .errors import KeepdimError, fail, optional, told
 from .files import new_folder, remove_with
+from .ir.quant import STORED, Quantised, fits, new_state, quantise
+from .ir.torch_ops import cached_attention
 from .mapped import Source
 from .module import Module, load
-from .quant import STORED, Quantised, fits, new_state, quantise
 from .reading import read
 from .shapes.contract import dtype_name
 from .signature import Signature, Transport
-from .torch_ops import cached_attention
 from .turns import in_turn
 
 if TYPE_CHECKING:  # exporting needs all of exir; running a file does not

@@ -34,14 +34,14 @@ from .capture import INT32_MAX, Captured, needs_upper_bound
 from .errors import KeepdimError, fail, told
 from .files import atomic_path
 from .foreign import BranchPartitioner, Watched, inner_branches, watched_backends
+from .ir.program import Program
+from .ir.quant import Quantised
 from .mapped import Source
 from .nodes import Symbols, computing, module_path, overload
 from .ops import ROWS, Unsupported
 from .outline import OUTLINE_METHOD, outline
 from .partition import EnginePartitioner, GgmlPartitioner, MLXPartitioner, keep_open, restore_ranges
 from .passes import nothing
-from .program import Program
-from .quant import Quantised
 from .ranges import Mark
 from .reading import graph_modules, read, shape_env_of, to_dim
 from .shapes.contract import BLOCKS, Constraint, Contract

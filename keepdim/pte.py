@@ -17,7 +17,7 @@ import msgspec
 
 from . import _native
 from .errors import KeepdimError, fail
-from .program import Program
+from .ir.program import Program
 from .signature import CONTRACT_METHOD
 
 MAGIC = b"KEEPDIM1"

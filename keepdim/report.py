@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
-from . import cost, pte
+from . import pte
 from .errors import fail
+from .ir import cost
+from .ir.program import NONE, Attr, Node, Program
 from .outline import OUTLINE_METHOD, Body, Outline, Step
 from .profile import Profile
-from .program import NONE, Attr, Node, Program
 from .shapes.contract import BLOCKS, DTYPE_BYTES, Constraint, Contract, Spec, Symbol, Table
 from .shapes.dim import Dim, range_text
 from .signature import Signature

@@ -23,10 +23,10 @@ from . import _native
 from .cache import folder
 from .errors import KeepdimError
 from .files import write_bytes
-from .quant import quantise
+from .ir.quant import quantise
+from .ir.text import parse_program
 from .shapes.contract import BLOCKS, DTYPE_OF
 from .tables import Table, machine
-from .text import parse_program
 
 log = logging.getLogger("keepdim")
 ENGINE = "ggml"

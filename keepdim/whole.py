@@ -18,10 +18,10 @@ from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from . import frontend
+from .ir.quant import Quantised
 from .ops import Unsupported
 from .partition import named_data
 from .passes import Lowered, Stays, nothing
-from .quant import Quantised
 from .shapes.contract import DTYPE_OF, Constraint, Contract
 from .shapes.dim import Dim
 

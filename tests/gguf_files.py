@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from keepdim.gguf import ARCHITECTURES
-from keepdim.quant import Quantised, quantise
+from keepdim.ir.quant import Quantised, quantise
 
 SMALL = {
     "hidden_size": 256,

@@ -12,8 +12,9 @@ import torch.utils._pytree as pytree
 from executorch.exir.lowered_backend_module import executorch_call_delegate
 from torch.export import ExportedProgram
 
-from keepdim import _native, reference
-from keepdim.program import Program
+from keepdim import _native
+from keepdim.ir import reference
+from keepdim.ir.program import Program
 
 
 class Oracle(torch.fx.Interpreter):

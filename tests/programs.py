@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from keepdim import reference
-from keepdim.program import Program, verify
-from keepdim.text import parse_program
+from keepdim.ir import reference
+from keepdim.ir.program import Program, verify
+from keepdim.ir.text import parse_program
 
 HEAD = """keepdim program 1
 symbol n: 1..64 from x.size(0) = (1) * n + (0)

@@ -13,12 +13,13 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import _native, passes, pte, quant, reference
+from keepdim import _native, passes, pte
 from keepdim.capture import capture
 from keepdim.cli import main
+from keepdim.ir import quant, reference
+from keepdim.ir.program import Program
 from keepdim.lowering import ENGINES, lower_whole
 from keepdim.passes import clean, fold, merge
-from keepdim.program import Program
 
 SIZES = (1, 5, 6, 20, 21, 40, 6, 1)  # both ends, both sides of the splits at 5 and 20, and back
 

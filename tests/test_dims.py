@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from keepdim import KeepdimError, _native
+from keepdim.ir.text import parse
 from keepdim.shapes.bounds import INT64_MAX, INT64_MIN
 from keepdim.shapes.contract import Contract, Source, Spec, Symbol, Table
 from keepdim.shapes.dim import CMPS, Dim, decide, dmax, dmin, proven
-from keepdim.text import parse
 
 RANGES = {"s": (1, 8), "t": (0, 5), "u": (-4, 3)}
 S, T, U = (Dim.symbol(name, *RANGES[name]) for name in RANGES)

@@ -25,8 +25,9 @@ import sentences
 import torch
 
 import keepdim
-from keepdim import _native, cli, ops, program
+from keepdim import _native, cli, ops
 from keepdim.forms import FORMS
+from keepdim.ir import program
 from keepdim.kernels import FAULTS
 
 ROOT = Path(__file__).parent.parent

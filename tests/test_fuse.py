@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from programs import HEAD, after, nodes, ops, program, same_numbers
 
-from keepdim import passes, reference
+from keepdim import passes
+from keepdim.ir import reference
+from keepdim.ir.text import parse_program
 from keepdim.passes import attention, fuse
-from keepdim.text import parse_program
 
 # ---------------------------------------------------------------- norms
 RMS = """const w: f32[8] @ w

@@ -16,8 +16,8 @@ import torch
 import keepdim
 from keepdim import KeepdimError, _native, cache, cli, pte
 from keepdim.generate import Writer, open_model
+from keepdim.ir.quant import STORED, dequantise
 from keepdim.llm import LanguageModel, lower_llm
-from keepdim.quant import STORED, dequantise
 from keepdim.signature import Signature
 
 transformers = pytest.importorskip("transformers")
@@ -437,7 +437,7 @@ def test_adjoining_weights_are_one() -> None:
 
 
 def _two_layers() -> Any:
-    from keepdim.program import Node, Program, Value
+    from keepdim.ir.program import Node, Program, Value
     from keepdim.shapes.contract import Contract, Source, Spec, Symbol
     from keepdim.shapes.dim import Dim
 

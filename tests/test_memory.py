@@ -16,7 +16,7 @@ from torch.export import Dim
 
 import keepdim
 from keepdim import pte
-from keepdim.program import NONE, Program
+from keepdim.ir.program import NONE, Program
 
 WIDTH = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "i16": 2, "i32": 4, "i64": 8, "bool": 1}
 VIEWS = ("reshape", "permute", "expand", "slice", "select")

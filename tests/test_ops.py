@@ -22,10 +22,11 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import _native, ops, passes, pte, reference
+from keepdim import _native, ops, passes, pte
+from keepdim.ir import reference
+from keepdim.ir.program import Node, Value
 from keepdim.lowering import Report
 from keepdim.ops import Unsupported
-from keepdim.program import Node, Value
 from keepdim.reading import read
 from keepdim.whole import take
 

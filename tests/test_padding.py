@@ -16,11 +16,12 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import _native, reference
+from keepdim import _native
+from keepdim.ir import reference
+from keepdim.ir.program import Program, verify
+from keepdim.ir.text import parse_program
 from keepdim.passes import clean, padding
-from keepdim.program import Program, verify
 from keepdim.pte import delegates
-from keepdim.text import parse_program
 
 BATCH, LENGTH = 6, 70
 WIDTH, HEADS, INNER = 48, 3, 800  # INNER is more than a product adds up in one go

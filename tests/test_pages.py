@@ -321,7 +321,7 @@ def test_three_thousand_operations(browser: Browser, tmp_path: Path) -> None:
 def large(blocks: int) -> dict[str, Any]:
     """The data of a page with ten operations a block, each block a module."""
     from keepdim import pte
-    from keepdim.text import parse_program
+    from keepdim.ir.text import parse_program
 
     lines, last = [], "x"
     for i in range(blocks):

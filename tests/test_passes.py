@@ -19,10 +19,11 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import _native, frontend, passes, pte, reference
+from keepdim import _native, frontend, passes, pte
+from keepdim.ir import reference
+from keepdim.ir.program import Program, verify
+from keepdim.ir.text import parse_program
 from keepdim.passes import clean, fold
-from keepdim.program import Program, verify
-from keepdim.text import parse_program
 
 # ---------------------------------------------------------------- the pipeline
 SCALARS = """const unused: f32[8] @ k

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from keepdim import _native
-from keepdim.program import Node, Program, Value
+from keepdim.ir.program import Node, Program, Value
+from keepdim.ir.text import parse_program
 from keepdim.shapes.contract import Contract, Source, Spec, Symbol
 from keepdim.shapes.dim import Dim
-from keepdim.text import parse_program
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,

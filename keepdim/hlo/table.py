@@ -19,7 +19,7 @@ from jax import lax
 from jax._src.core import max_dim, min_dim
 
 from ..errors import KeepdimError, fail, sentence_of
-from ..program import Node, Value
+from ..ir.program import Node, Value
 from ..shapes.dim import Dim
 
 DTYPES = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .. import torch_ops  # noqa: F401  (defines the ops)
-from ..program import NONE
+from ..ir import torch_ops  # noqa: F401  (defines the ops)
+from ..ir.program import NONE
 from ..shapes.dim import Dim, decide
 from .table import Args, Shape, Sink, Unsupported, aten, op
 

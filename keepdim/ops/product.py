@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..program import NONE
+from ..ir.program import NONE
 from ..shapes.dim import Dim
 from .table import Args, Lower, Shape, Sink, Unsupported, aten, broadcast, op, reshape
 

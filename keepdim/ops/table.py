@@ -15,7 +15,7 @@ import torch
 import torch._decomp
 from torch._ops import OpOverload
 
-from ..program import NONE
+from ..ir.program import NONE
 from ..shapes.contract import DTYPE_OF, DTYPES
 from ..shapes.dim import Dim, decide
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..program import NONE
+from ..ir.program import NONE
 from ..shapes.dim import Dim, decide
 from .table import Args, Lower, Outs, Shape, Sink, Unsupported, aten, op, reshape
 

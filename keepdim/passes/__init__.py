@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from ..program import Pass, Program
+from ..ir.program import Pass, Program
 from .attention import fuse_sdpa, fuse_turns
 from .clean import fold_scalars, merge_common, prune_branches, remove_casts, remove_noops, unflatten
 from .fold import fold_constants

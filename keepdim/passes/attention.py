@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..program import NONE, Node, Program
+from ..ir.program import NONE, Node, Program
 from ..shapes.dim import Dim
 from .clean import swapped
 from .fuse import pairs

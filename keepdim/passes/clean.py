@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ..ir.program import Node, Program, Region
 from ..ops import Shape
-from ..program import Node, Program, Region
 from ..shapes.dim import Dim, decide
 from .graph import COMMUTES, FLOATS, Graph, Made, Takes, anything, drop_dead, renumber, rewrite
 

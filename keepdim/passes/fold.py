@@ -8,8 +8,8 @@ from math import prod
 import torch
 from msgspec.structs import replace
 
-from .. import reference
-from ..program import NONE, Node, Program, Region, Value
+from ..ir import reference
+from ..ir.program import NONE, Node, Program, Region, Value
 from ..shapes.contract import BLOCKS, DTYPE_BYTES
 from ..shapes.dim import Dim
 from .graph import drop_dead

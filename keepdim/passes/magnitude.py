@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ..program import NONE, Node
+from ..ir.program import NONE, Node
 from ..shapes.contract import BLOCKS
 from .graph import Graph
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from msgspec.structs import replace
 
-from ..program import NONE, Node, Program, Region, Value
+from ..ir.program import NONE, Node, Program, Region, Value
 from ..shapes.dim import Dim
 from .graph import drop_dead
 

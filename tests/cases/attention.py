@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from keepdim.quant import new_state
-from keepdim.torch_ops import cached_attention
+from keepdim.ir.quant import new_state
+from keepdim.ir.torch_ops import cached_attention
 
 from .table import N0, B, N, case, family
 

@@ -17,8 +17,8 @@ import atheris
 import msgspec
 
 import keepdim
+from keepdim.ir.program import Program
 from keepdim.outline import Outline
-from keepdim.program import Program
 from keepdim.signature import Signature
 
 EXECUTES = (

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from . import _native
-from .errors import fail
-from .shapes.contract import BLOCKS, DTYPE_OF, DTYPES, dtype_name
+from .. import _native
+from ..errors import fail
+from ..shapes.contract import BLOCKS, DTYPE_OF, DTYPES, dtype_name
 
 HALVES = {name: dtype for dtype, name in DTYPES.items() if name in ("f16", "bf16")}
 STORED = (*BLOCKS, *HALVES)  # dtypes in which weights of f32 layers may lie

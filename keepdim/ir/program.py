@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from .errors import fail
-from .shapes.bounds import INT64_MAX
-from .shapes.contract import BLOCKS, DTYPE_BYTES, VERSION, Contract, Dims, Spec, Symbol, convert, decode
-from .shapes.dim import CMPS, Dim, never_zero, range_text
+from ..errors import fail
+from ..shapes.bounds import INT64_MAX
+from ..shapes.contract import BLOCKS, DTYPE_BYTES, VERSION, Contract, Dims, Spec, Symbol, convert, decode
+from ..shapes.dim import CMPS, Dim, never_zero, range_text
 
 NONE = -1  # a missing optional operand
 MAX_DEPTH = 32  # of regions inside regions; they are read recursively

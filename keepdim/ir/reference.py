@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from ..errors import fail
+from ..shapes.contract import BLOCKS, DTYPE_OF, DTYPES
+from ..shapes.dim import Dim
 from . import torch_ops
-from .errors import fail
 from .program import NONE, Node, Program, Value
 from .quant import Quantised, dequantise
-from .shapes.contract import BLOCKS, DTYPE_OF, DTYPES
-from .shapes.dim import Dim
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import fail
+from ..errors import fail
+from ..shapes.contract import VERSION, Constraint, Contract, Source, Spec, Symbol
+from ..shapes.dim import CMPS, MAKE, Dim, floordiv, mod
 from .program import NONE, Attr, Node, Part, Pass, Program, Region, Value, verify
-from .shapes.contract import VERSION, Constraint, Contract, Source, Spec, Symbol
-from .shapes.dim import CMPS, MAKE, Dim, floordiv, mod
 
 
 def parse_program(text: str) -> Program:

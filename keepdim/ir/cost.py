@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 
+from ..shapes.contract import BLOCKS, DTYPE_BYTES
+from ..shapes.dim import Dim
 from .program import NONE, Node, Program, Value
-from .shapes.contract import BLOCKS, DTYPE_BYTES
-from .shapes.dim import Dim
 
 VIEWS = {"reshape", "permute", "expand", "slice", "select", "diagonal", "unfold", "as_strided"}
 GATHERS = {"embedding", "embedding_bag", "index", "index_select", "gather"}  # of the first operand a part is read
