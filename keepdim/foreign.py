@@ -27,11 +27,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import owned
 from .errors import fail
-from .nodes import Symbols
+from .fx.nodes import Mark, Symbols, graph_modules, mark_of
+from .fx.propagate import settle
+from .fx.symbols import to_constraints
 from .partition import TAG, OpenShapeEnv
-from .propagate import settle
-from .ranges import Mark, mark_of
-from .reading import graph_modules, to_constraints
 from .shapes.contract import Contract
 from .shapes.dim import Dim
 

@@ -16,9 +16,7 @@ from torch.fx import Node as FxNode
 
 from . import passes
 from .errors import KeepdimError, fail
-from .ir.program import NONE, Node, Part, Program, Region, Value, verify, walk
-from .ir.quant import Quantised, state_shape
-from .nodes import (
+from .fx.nodes import (
     ASSERT,
     COND,
     ITEM,
@@ -30,10 +28,13 @@ from .nodes import (
     is_size,
     module_path,
     overload,
+    shape_env_of,
 )
+from .fx.symbols import margin, to_dim, to_size
+from .ir.program import NONE, Node, Part, Program, Region, Value, verify, walk
+from .ir.quant import Quantised, state_shape
 from .ops import ROWS, Args, Row, Shape, Unsupported, dim_order_rows
 from .passes import Lowered
-from .reading import margin, shape_env_of, to_dim, to_size
 from .shapes.contract import BLOCKS, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
 from .shapes.dim import Dim, decide
 

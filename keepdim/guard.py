@@ -19,11 +19,10 @@ from torch.fx import Node as FxNode
 from torch.fx.node import _side_effectful_functions
 
 from . import whole
+from .fx.nodes import attribute, graph_modules
 from .ir.program import Program, verify
-from .nodes import attribute
 from .partition import named_data
 from .passes import Lowered
-from .reading import graph_modules
 from .shapes.contract import DTYPE_OF, Contract
 
 NAME = "keepdim_guard"

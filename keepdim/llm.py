@@ -21,19 +21,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
 
 from . import pte
+from .capture.contract_reader import read
 from .errors import KeepdimError, fail, optional, told
 from .files import new_folder, remove_with
 from .ir.quant import STORED, Quantised, fits, new_state, quantise
 from .ir.torch_ops import cached_attention
 from .mapped import Source
 from .module import Module, load
-from .reading import read
 from .shapes.contract import dtype_name
 from .signature import Signature, Transport
 from .turns import in_turn
 
 if TYPE_CHECKING:  # exporting needs all of exir; running a file does not
-    from .capture import Captured
+    from .capture.export import Captured
 
 LEAST = 8  # tokens of a context: the example has 7
 LOGITS = 128  # rows of logits that one call may ask for
@@ -278,7 +278,7 @@ def _wrapped(model: Any, max_context: int, cache: str) -> _Decoder:
 
 
 def _exported(wrapped: _Decoder) -> Captured:
-    from .capture import Captured
+    from .capture.export import Captured
 
     most = wrapped.context
     seq, rows = Dim("seq_len", min=1, max=most), Dim("rows", min=1, max=min(LOGITS, most))

@@ -15,8 +15,8 @@ from executorch.exir.schema import Bool, EValue, Instruction, Int, JumpFalseCall
 from torch.fx import GraphModule
 
 from .errors import fail
-from .nodes import Symbols
-from .reading import to_dim
+from .fx.nodes import Symbols
+from .fx.symbols import to_dim
 
 hops = torch.ops.higher_order
 

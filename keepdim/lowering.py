@@ -30,20 +30,20 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import _native, guard, kernels, loops, owned, pte, whole
-from .capture import INT32_MAX, Captured, needs_upper_bound
+from .capture.contract_reader import read
+from .capture.export import INT32_MAX, Captured, needs_upper_bound
 from .errors import KeepdimError, fail, told
 from .files import atomic_path
 from .foreign import BranchPartitioner, Watched, inner_branches, watched_backends
+from .fx.nodes import Mark, Symbols, computing, graph_modules, module_path, overload, shape_env_of
+from .fx.symbols import to_dim
 from .ir.program import Program
 from .ir.quant import Quantised
 from .mapped import Source
-from .nodes import Symbols, computing, module_path, overload
 from .ops import ROWS, Unsupported
 from .outline import OUTLINE_METHOD, outline
 from .partition import EnginePartitioner, GgmlPartitioner, MLXPartitioner, keep_open, restore_ranges
 from .passes import nothing
-from .ranges import Mark
-from .reading import graph_modules, read, shape_env_of, to_dim
 from .shapes.contract import BLOCKS, Constraint, Contract
 from .shapes.dim import Dim, decide, range_text
 from .signature import CONTRACT_METHOD

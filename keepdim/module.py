@@ -185,7 +185,7 @@ def lower(
     """
     from executorch.exir.backend.partitioner import Partitioner
 
-    from .capture import capture
+    from .capture.export import capture
     from .lowering import engine_named, lower_method
 
     parts = [partitioner] if isinstance(partitioner, Partitioner) else partitioner

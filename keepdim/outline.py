@@ -19,9 +19,9 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from .errors import fail, told
-from .nodes import COND, Symbols, attribute, is_size, module_path, overload
+from .fx.nodes import COND, Symbols, attribute, is_size, module_path, overload
+from .fx.symbols import to_dim
 from .pte import hash_of
-from .reading import to_dim
 from .shapes.contract import DTYPES, Spec, Table, convert
 from .shapes.dim import Dim
 

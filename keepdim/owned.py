@@ -21,8 +21,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from .nodes import COND, attribute, constants_of
-from .reading import graph_modules
+from .fx.nodes import COND, attribute, constants_of, graph_modules
 
 _MARK = "keepdim.weight"  # in node.meta of a placeholder
 

@@ -26,12 +26,24 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import _native, frontend, ops, owned
+from .capture.contract_reader import item_symbols, read
+from .capture.rewrite import contiguous_layers
 from .errors import KeepdimError, fail
-from .nodes import COND, Symbols, computing, constants_of, getitem, is_size, overload, with_branches
+from .fx.nodes import (
+    COND,
+    Symbols,
+    computing,
+    constants_of,
+    getitem,
+    graph_modules,
+    is_size,
+    overload,
+    shape_env_of,
+    with_branches,
+)
+from .fx.propagate import settle
+from .fx.symbols import to_dim
 from .passes import Lowered
-from .propagate import settle
-from .reading import graph_modules, item_symbols, read, shape_env_of, to_dim
-from .rewrite import contiguous_layers
 from .shapes.contract import Constraint, Contract, Table
 from .shapes.dim import Dim, range_text
 from .tracing import LAYERS

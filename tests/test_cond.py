@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from keepdim.capture.export.export import capture
 from msgspec.structs import replace
 from programs import after, inputs_of, program, same_numbers, weights_of
 from torch import nn
@@ -14,7 +15,6 @@ from torch.export import Dim
 
 import keepdim
 from keepdim import _native, passes, pte
-from keepdim.capture import capture
 from keepdim.cli import main
 from keepdim.ir import quant, reference
 from keepdim.ir.program import Program

@@ -23,10 +23,10 @@ import msgspec
 import pytest
 import sentences
 import torch
+from keepdim.capture.export.decompose import FORMS
 
 import keepdim
 from keepdim import _native, cli, ops
-from keepdim.forms import FORMS
 from keepdim.ir import program
 from keepdim.kernels import FAULTS
 

@@ -17,6 +17,7 @@ from cases import CASES, Case
 from cases.table import NEAR
 from engines import BACKENDS
 from executorch.exir.lowered_backend_module import executorch_call_delegate
+from keepdim.capture.export.contract_reader import read
 from oracle import OnEngine, Oracle
 from torch import nn
 from torch.export import Dim
@@ -27,7 +28,6 @@ from keepdim.ir import reference
 from keepdim.ir.program import Node, Value
 from keepdim.lowering import Report
 from keepdim.ops import Unsupported
-from keepdim.reading import read
 from keepdim.whole import take
 
 GROUP = 16  # cases lowered together: one lowering costs about a second

@@ -9,12 +9,12 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from keepdim.capture.export.export import capture
 from torch import nn
 from torch.export import Dim, export
 
 import keepdim
 from keepdim import KeepdimError, _native, pte, splits
-from keepdim.capture import capture
 from keepdim.ir import reference
 from keepdim.ir.program import Node, Program, Value
 from keepdim.ir.quant import HALVES, STORED, Quantised, dequantise, quantise

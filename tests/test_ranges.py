@@ -17,10 +17,10 @@ from torch.export import Dim, export
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import keepdim
+from keepdim.fx.nodes import DISPATCH, IMPLEMENTATION
 from keepdim.ranges import Dispatch, dispatch, implementations, recording
 from keepdim.ranges.axes import parse
 from keepdim.ranges.boxes import cuts, edges, tree, without
-from keepdim.ranges.branches import DISPATCH, IMPLEMENTATION
 
 SIZES = (1, 2, 511, 512, 513, 2047, 2048, 2049, 4096)
 S = Dim("s", min=1, max=4096)

@@ -19,13 +19,14 @@ from executorch.exir.emit import emit_program
 from executorch.exir.program import EdgeProgramManager
 from torch.export import ExportedProgram, export
 
-from ..capture import capture, declared_dims, names_of, specs_of
+from ..capture.contract_reader import read
+from ..capture.export import capture, declared_dims, names_of, specs_of
+from ..capture.validate import own, own_program, resized, run
 from ..errors import KeepdimError, fail, sentence, told
 from ..files import atomic_write
+from ..fx.nodes import shape_env_of
 from ..lowering import ENGINES, engine_named, lower_method
-from ..reading import read, shape_env_of
 from ..shapes.contract import Contract
-from ..trials import own, own_program, resized, run
 from . import places, snapshot
 from .items import FrozenInput, Slot, Subject
 from .snapshot import Range

@@ -15,7 +15,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import KeepdimError
-from ..reading import finite, to_constraints, to_dim
+from ..fx.symbols import finite, to_constraints, to_dim
 from ..shapes.contract import ASSERTED, Constraint, Contract, Symbol
 from ..shapes.dim import Dim, range_text
 from .places import Place, of_guard

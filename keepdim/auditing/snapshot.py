@@ -18,7 +18,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from .. import pte
 from ..errors import fail, told
-from ..reading import expr_of, finite, graph_modules, shape_env_of
+from ..fx.nodes import graph_modules, shape_env_of
+from ..fx.symbols import expr_of, finite
 from ..shapes.contract import Contract
 from ..signature import CONTRACT_METHOD, Signature
 

@@ -18,9 +18,9 @@ import torch
 import torch.utils._pytree as pytree
 from executorch.runtime import Runtime
 
+from ..capture.validate import BUDGET, broken, difference, elements, examples, near, sized
 from ..errors import fail, sentence, sentence_of
 from ..shapes.contract import Contract
-from ..trials import BUDGET, broken, difference, elements, examples, near, sized
 from .child import Job
 from .result import Trial
 from .snapshot import File

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ..foreign import around_preprocess
-from ..reading import finite
+from ..fx.symbols import finite
 from . import places, snapshot
 from .places import Place
 from .snapshot import Range, Snapshot

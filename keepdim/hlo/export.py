@@ -17,17 +17,17 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
 from .. import frontend, passes
-from ..capture import Captured, capture
+from ..capture.contract_reader import read
+from ..capture.export import Captured, capture
 from ..errors import fail
+from ..fx.nodes import Symbols, shape_env_of
+from ..fx.propagate import settle
 from ..ir.program import NONE, Node, Program, Region, Value, walk
 from ..ir.quant import Quantised, dequantise
 from ..lowering import open_sizes
-from ..nodes import Symbols
 from ..ops import ROWS as OPS
 from ..ops import Unsupported
 from ..passes import Lowered
-from ..propagate import settle
-from ..reading import read, shape_env_of
 from ..refine import Hlo
 from ..shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
 from ..shapes.dim import CMPS, Dim

@@ -1,6 +1,6 @@
 """Several implementations of one function, each for a range of some size: declared, checked, tuned, exported."""
 
-from .branches import Leaf, Mark, implementations, mark_of, recording
+from .branches import Leaf, implementations, recording
 from .declare import Dispatch, Implementation, dispatch
 
-__all__ = ["Dispatch", "Implementation", "Leaf", "Mark", "dispatch", "implementations", "mark_of", "recording"]
+__all__ = ["Dispatch", "Implementation", "Leaf", "dispatch", "implementations", "recording"]

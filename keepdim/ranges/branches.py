@@ -11,17 +11,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
+from ..fx.nodes import IMPLEMENTATION
+
 _listeners: list[list[Any]] = []
-DISPATCH, IMPLEMENTATION = "keepdim.dispatch", "keepdim.implementation"  # in node.meta["custom"] of exported graphs
-
-
-Mark = tuple[str, str]  # a dispatch and one of its implementations
-
-
-def mark_of(node: Node) -> Mark | None:
-    """Which implementation a node of an exported graph belongs to."""
-    custom = node.meta.get("custom") or {}
-    return (custom[DISPATCH], custom[IMPLEMENTATION]) if IMPLEMENTATION in custom and DISPATCH in custom else None
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 
 from ..errors import fail
+from ..fx.nodes import DISPATCH, IMPLEMENTATION
 from ..tables import Row, Table
 from ..tracing import forget_conds
 from . import boxes, preflight
 from .axes import Axis, Range, Reader, checked_range, parse, required, signature_of
 from .boxes import Box, Tree
-from .branches import DISPATCH, IMPLEMENTATION, apart, bare_cond, note
+from .branches import apart, bare_cond, note
 
 
 @dataclass(eq=False)

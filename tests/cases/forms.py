@@ -1,4 +1,4 @@
-"""Ops that are written in others (keepdim/forms.py)."""
+"""Ops that are written in others (keepdim/capture/decompose.py)."""
 
 from __future__ import annotations
 

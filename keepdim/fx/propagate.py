@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 
-from .errors import KeepdimError, fail
-from .reading import to_dim, to_size
-from .shapes.contract import Contract
-from .shapes.dim import CMPS, Dim
+from ..errors import KeepdimError, fail
+from ..shapes.contract import Contract
+from ..shapes.dim import CMPS, Dim
+from .symbols import to_dim, to_size
 
 
 def settle(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, Dim]) -> None:

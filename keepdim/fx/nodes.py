@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from .ranges import mark_of
-from .reading import finite
-from .shapes.dim import Dim
+from ..shapes.dim import Dim
+from .symbols import finite
 
 ASSERT = torch.ops.aten._assert_tensor_metadata.default  # of what tracing has seen
 COND = torch.ops.higher_order.cond
@@ -108,18 +108,55 @@ def constants_of(ep: Any) -> dict[FxNode, torch.Tensor]:
     return out
 
 
+def shape_env_of(values: Iterable[Any]) -> Any:
+    """The ShapeEnv behind fake tensors and symbolic ints, or None when nothing is symbolic."""
+    for v in values:
+        if isinstance(v, (torch.SymInt, torch.SymBool)):
+            return v.node.shape_env
+        env = getattr(getattr(v, "fake_mode", None), "shape_env", None)
+        if env is not None:
+            return env
+    return None
+
+
+def graph_modules(gm: GraphModule) -> Iterator[GraphModule]:
+    """The graph and all branch and loop bodies inside it, outermost first."""
+    yield gm
+    for n in gm.graph.nodes:
+        if n.op == "get_attr" and isinstance(body := getattr(gm, n.target, None), GraphModule):
+            yield from graph_modules(body)
+
+
+DISPATCH, IMPLEMENTATION = "keepdim.dispatch", "keepdim.implementation"  # in node.meta["custom"] of exported graphs
+
+
+Mark = tuple[str, str]  # a dispatch and one of its implementations
+
+
+def mark_of(node: FxNode) -> Mark | None:
+    """Which implementation a node of an exported graph belongs to."""
+    custom = node.meta.get("custom") or {}
+    return (custom[DISPATCH], custom[IMPLEMENTATION]) if IMPLEMENTATION in custom and DISPATCH in custom else None
+
+
 __all__ = [
     "ASSERT",
     "COND",
+    "DISPATCH",
+    "IMPLEMENTATION",
     "ITEM",
+    "Mark",
     "Symbols",
     "attribute",
     "changes",
     "computing",
     "constants_of",
     "getitem",
+    "graph_modules",
     "is_size",
+    "mark_of",
     "module_path",
     "overload",
+    "shape_env_of",
     "with_branches",
 ]

@@ -7,8 +7,7 @@ never asks a ShapeEnv to decide anything.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from fractions import Fraction
+from collections.abc import Mapping
 from functools import reduce
 from itertools import zip_longest
 from typing import Any
@@ -18,16 +17,12 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
-from torch.fx import GraphModule
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from .errors import KeepdimError, fail
-from .shapes.bounds import INT64_MAX, INT64_MIN
-from .shapes.contract import ASSERTED, RELIED, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
-from .shapes.dim import MAKE, Dim, decide, dmax, dmin
-
-MAX_TRIED, MAX_DENOMINATOR = 2**16, 1000  # of sizes times a float that are tried one by one; of the float as a ratio
-TORCH_INFINITY = 2**63 - 2  # where torch says no more of a size, it says sys.maxsize - 1
+from ..errors import KeepdimError, fail
+from ..fx.nodes import shape_env_of
+from ..fx.symbols import expr_of, finite, is_data, to_constraints, to_dim, to_size
+from ..shapes.contract import ASSERTED, RELIED, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
+from ..shapes.dim import Dim, decide, dmax
 
 
 def read(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> tuple[Contract, dict[str, Dim]]:
@@ -55,150 +50,7 @@ def contract_of(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> 
     return read(ep, names)[0]
 
 
-# ---------------------------------------------------------------- sympy → Dim
-def to_dim(value: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """A Dim from an int, a SymInt or a sympy expression. Never asks the ShapeEnv to decide anything."""
-    if isinstance(value, int):
-        return Dim.const(value)
-    expr = value.node.expr if isinstance(value, torch.SymInt) else sympy.sympify(value)
-    return _from_sympy(expr, symbols)
-
-
-def to_size(value: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """The Dim of a tensor's size: torch knows that it is not negative, also where bounds alone do not show it.
-
-    >>> import sympy
-    >>> from torch.utils._sympy.functions import FloorDiv
-    >>> s = sympy.Symbol("s")
-    >>> print(to_size(s - FloorDiv(s, 2), {"s": Dim.symbol("n", 1, 8)}))
-    max(n - n//2, 0)
-    """
-    d = to_dim(value, symbols)
-    lo = d.bounds[0]
-    return d if lo is not None and lo >= 0 else dmax(d, 0)
-
-
-def _from_sympy(e: Any, symbols: Mapping[str, Dim]) -> Dim:
-    def args() -> list[Dim]:
-        return [_from_sympy(a, symbols) for a in e.args]
-
-    kind = type(e).__name__
-    if e.is_Integer:
-        return Dim.const(int(e))
-    if e.is_Symbol:
-        if str(e) not in symbols:
-            fail("contract", f"symbol {e}", "has no known source", "It depends on data that no input shows")
-        return symbols[str(e)]
-    if kind in _SYMPY:
-        return _SYMPY[kind](*args())
-    if kind in ("Pow", "PowByNatural") and e.args[1].is_Integer and e.args[1] >= 0:
-        return reduce(operator.mul, [_from_sympy(e.args[0], symbols)] * int(e.args[1]), Dim.const(1))
-    if (scaled := scaled_size(e, symbols)) is not None:
-        size, ratio = scaled
-        return _from_sympy(size, symbols) * ratio.numerator // Dim.const(ratio.denominator)
-    fail("contract", f"size {e}", f"uses {kind}, which a Dim cannot express")
-
-
-def scaled_size(e: Any, symbols: Mapping[str, Dim]) -> tuple[Any, Fraction] | None:
-    """The whole part of 1.5 * float(s) as s and 3/2; None where the float product may be rounded to another one."""
-    factor, rest = e.args[0].as_coeff_Mul() if type(e).__name__ in ("TruncToInt", "FloorToInt") else (0, e)
-    if type(rest).__name__ != "ToFloat":
-        return None
-    ratio, (lo, hi) = Fraction(float(factor)), _from_sympy(rest.args[0], symbols).bounds
-    if lo is None or lo < 0 or hi is None or ratio <= 0:
-        return None
-    if ratio.numerator * hi >= 2**53:  # 1.7 is no ratio of small numbers, but may act like one at every size in range
-        ratio = ratio.limit_denominator(MAX_DENOMINATOR)
-        if hi > MAX_TRIED or any(int(float(factor) * n) != n * ratio // 1 for n in range(lo, hi + 1)):
-            return None
-    return rest.args[0], ratio
-
-
-_SYMPY: dict[str, Callable[..., Dim]] = {
-    "Add": lambda *a: reduce(operator.add, a),
-    "Mul": lambda *a: reduce(operator.mul, a),
-    "FloorDiv": MAKE["floordiv"],
-    "CleanDiv": MAKE["floordiv"],
-    "CeilDiv": lambda a, b: -((-a) // b),
-    "Mod": MAKE["mod"],
-    "PythonMod": MAKE["mod"],
-    "ModularIndexing": lambda a, b, c: (a // b) % c,
-    "Max": MAKE["max"],
-    "Min": MAKE["min"],
-}
-_RELATIONS = {
-    "Equality": "eq", "Unequality": "ne", "StrictLessThan": "lt", "LessThan": "le",
-    "StrictGreaterThan": "gt", "GreaterThan": "ge",
-}  # fmt: skip
-_NOT = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
-
-
-def to_constraints(e: Any, symbols: Mapping[str, Dim], sentence: str) -> list[Constraint]:
-    """A sympy relation as constraints; what the ranges already prove is left out, what they refute is an error."""
-    if e is sympy.true or e is True:
-        return []
-    kind = type(e).__name__
-    if kind == "And":
-        return [c for a in e.args for c in to_constraints(a, symbols, sentence)]
-    sides = (margin(e, symbols), "ge", Dim.const(0)) if kind == "Or" else _sides(e, symbols)
-    c = Constraint(*sides, sentence)
-    answer = decide(c.lhs, c.cmp, c.rhs)
-    if answer is False:
-        fail("contract", str(c), f"is false for every size in range. {sentence}")
-    return [] if answer else [c]
-
-
-def _sides(e: Any, symbols: Mapping[str, Dim]) -> tuple[Dim, str, Dim]:
-    """One relation, or its negation."""
-    negated = type(e).__name__ == "Not"
-    relation = e.args[0] if negated else e
-    cmp = _RELATIONS.get(type(relation).__name__)
-    if cmp is None:
-        fail("contract", f"guard {e}", f"is a {type(e).__name__}, which a constraint cannot express")
-    lhs, rhs = relation.args
-    if any(abs(n) > INT64_MAX for n in relation.atoms(sympy.Integer)):  # "fits int64", with a size on the other side
-        offset, lhs = (lhs - rhs).as_coeff_Add()
-        rhs = sympy.Integer(max(INT64_MIN, min(INT64_MAX, -int(offset))))
-    return _from_sympy(lhs, symbols), _NOT[cmp] if negated else cmp, _from_sympy(rhs, symbols)
-
-
-def margin(value: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """A number that is at least 0 where a truth over sizes holds: of one or the other, the greater.
-
-    >>> import sympy
-    >>> a, b = sympy.symbols("a b")
-    >>> print(margin(sympy.Or(a > 3, b <= 7), {"a": Dim.symbol("a", 0, 9), "b": Dim.symbol("b", 0, 9)}))
-    max(-b + 7, a - 4)
-    """
-    e = value.node.expr if isinstance(value, torch.SymBool) else sympy.sympify(value)
-    if e in (sympy.true, sympy.false):
-        return Dim.const(0 if e else -1)
-    if type(e).__name__ in ("And", "Or"):
-        return (dmax if type(e).__name__ == "Or" else dmin)(*(margin(a, symbols) for a in e.args))
-    lhs, cmp, rhs = _sides(e, symbols)
-    over, under = lhs - rhs, rhs - lhs
-    margins = {"ge": over, "gt": over - 1, "le": under, "lt": under - 1, "ne": dmax(over, under) - 1}
-    return margins[cmp] if cmp in margins else dmin(over, under)
-
-
 # ---------------------------------------------------------------- reading an ExportedProgram
-def shape_env_of(values: Iterable[Any]) -> Any:
-    """The ShapeEnv behind fake tensors and symbolic ints, or None when nothing is symbolic."""
-    for v in values:
-        if isinstance(v, (torch.SymInt, torch.SymBool)):
-            return v.node.shape_env
-        env = getattr(getattr(v, "fake_mode", None), "shape_env", None)
-        if env is not None:
-            return env
-    return None
-
-
-def graph_modules(gm: GraphModule) -> Iterator[GraphModule]:
-    """The graph and all branch and loop bodies inside it, outermost first."""
-    yield gm
-    for n in gm.graph.nodes:
-        if n.op == "get_attr" and isinstance(body := getattr(gm, n.target, None), GraphModule):
-            yield from graph_modules(body)
 
 
 class _Reader:
@@ -442,21 +294,6 @@ def _by_data(n: torch.fx.Node) -> bool:
     val = n.meta.get("val")
     sizes = val.shape if isinstance(val, torch.Tensor) else [val]
     return any(is_data(s) for d in sizes if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols)
-
-
-def is_data(symbol: sympy.Symbol) -> bool:
-    """Whether only data says what a symbol of torch's is."""
-    return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
-
-
-def expr_of(value: Any) -> Any:
-    """The sympy expression of a size."""
-    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
-
-
-def finite(bound: Any) -> int | None:
-    """An end of one of torch's ranges; None where it is open."""
-    return int(bound) if bound.is_Integer and abs(bound) < TORCH_INFINITY else None
 
 
 ITEMS = ("aten.item.default", "aten._local_scalar_dense.default")

@@ -16,10 +16,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 
-from .errors import KeepdimError, fail, sentence_of
-from .propagate import disagreement_at
-from .shapes.contract import ASSERTED, REFUSED, RELIED, Constraint, Contract
-from .shapes.dim import CMPS, Dim
+from ..errors import KeepdimError, fail, sentence_of
+from ..fx.propagate import disagreement_at
+from ..shapes.contract import ASSERTED, REFUSED, RELIED, Constraint, Contract
+from ..shapes.dim import CMPS, Dim
 
 BUDGET = 2**22  # elements of all inputs together: larger points are not tried
 
