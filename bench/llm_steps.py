@@ -22,9 +22,9 @@ from turns import THREADS, show, write
 
 import keepdim
 from keepdim import gguf, passes
+from keepdim.artifact.pte import delegates
 from keepdim.generate import packaged
 from keepdim.llm import LanguageModel, lower_llm
-from keepdim.pte import delegates
 
 PREFILL, DECODE, STEPS, TURNS = 128, 16, 24, 5
 GROUPS = {  # in the order in which they run

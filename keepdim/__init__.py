@@ -7,17 +7,17 @@ import torch  # noqa: F401  first: its OpenMP runtime is then the one our librar
 from executorch.extension.pybindings import _C  # noqa: F401  loads libexecutorch.so, which ours links to
 
 from . import _native
+from .compat.lock import importing
 from .errors import KeepdimError
 from .module import Module, load, lower
 from .settings import options, set_options
 from .shapes.contract import DTYPES, Contract
-from .turns import importing
 
 if TYPE_CHECKING:
     from .auditing import Audit, audit
     from .hlo import StableHLOProgram, load_stablehlo, to_stablehlo
     from .llm import LanguageModel, lower_llm
-    from .partition import GgmlPartitioner, MLXPartitioner
+    from .lowering.partitioner import GgmlPartitioner, MLXPartitioner
     from .ranges import dispatch
 
 _native.set_dtypes(DTYPES)
@@ -44,7 +44,7 @@ def _imported(name: str) -> Any:
 
         return getattr(auditing, name)
     if name in ("GgmlPartitioner", "MLXPartitioner"):
-        from . import partition
+        from .lowering import partitioner as partition
 
         return getattr(partition, name)
     if name == "dispatch":

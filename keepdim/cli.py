@@ -17,7 +17,9 @@ from typing import Any
 import msgspec
 import torch
 
-from . import demo, factory, inputs, pte, report, splits
+from . import demo, factory, inputs, report
+from .artifact import pte
+from .artifact.signature import Signature
 from .auditing.result import BAD, LOST
 from .embed import Encoder
 from .errors import KeepdimError, fail
@@ -26,8 +28,8 @@ from .generate import Sampling, Writer, open_model
 from .module import load, lower
 from .profile import profile
 from .progress import Progress
+from .ranges import thresholds as splits
 from .refine import BYTECODE
-from .signature import Signature
 
 REPEATS = 3  # of a call that is profiled: the first builds its plan, the others use it
 EXAMPLES = """examples:

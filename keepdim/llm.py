@@ -20,17 +20,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, export
 
-from . import pte
+from .artifact import pte
+from .artifact.external_weights import Source
+from .artifact.signature import Signature, Transport
 from .capture.contract_reader import read
+from .compat.lock import in_turn
 from .errors import KeepdimError, fail, optional, told
 from .files import new_folder, remove_with
 from .ir.quant import STORED, Quantised, fits, new_state, quantise
 from .ir.torch_ops import cached_attention
-from .mapped import Source
 from .module import Module, load
 from .shapes.contract import dtype_name
-from .signature import Signature, Transport
-from .turns import in_turn
 
 if TYPE_CHECKING:  # exporting needs all of exir; running a file does not
     from .capture.export import Captured
@@ -201,8 +201,8 @@ def lower_llm(
     `mapped` stay there, and loading maps them from it. `text` stands in the file beside the model: its tokenizer, as
     `keepdim.generate` writes it. `engine` as in `keepdim.lower`.
     """
-    from .lowering import engine_named, lower_whole
-    from .ops import Unsupported
+    from .frontend.ops import Unsupported
+    from .lowering.pipeline import engine_named, lower_whole
 
     engine_named(engine)
     _check_settings(quant, weights, text)

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.utils._pytree as pytree
 
-from . import _native, pte, splits
+from . import _native
+from .artifact import pte
+from .artifact.signature import CONTRACT_METHOD, Signature
+from .compat.lock import in_turn
 from .errors import KeepdimError, fail, told
 from .files import atomic_write, copy_open, new_folder, path_of, remove_with
-from .signature import CONTRACT_METHOD, Signature
-from .turns import in_turn
+from .ranges import thresholds as splits
 
 if TYPE_CHECKING:  # exporting needs all of exir; running a file does not
     from executorch.exir.backend.partitioner import Partitioner
     from torch.export import ExportedProgram
 
-    from .lowering import Report
+    from .lowering.pipeline import Report
 
 log = logging.getLogger("keepdim")
 _LOAD = threading.Lock()  # so that the delegates made by one load can be told from those of another
@@ -186,7 +188,7 @@ def lower(
     from executorch.exir.backend.partitioner import Partitioner
 
     from .capture.export import capture
-    from .lowering import engine_named, lower_method
+    from .lowering.pipeline import engine_named, lower_method
 
     parts = [partitioner] if isinstance(partitioner, Partitioner) else partitioner
     if parts is None:

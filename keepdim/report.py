@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from . import pte
+from .artifact import pte
+from .artifact.outline import OUTLINE_METHOD, Body, Outline, Step
+from .artifact.signature import Signature
 from .errors import fail
 from .ir import cost
 from .ir.program import NONE, Attr, Node, Program
-from .outline import OUTLINE_METHOD, Body, Outline, Step
 from .profile import Profile
 from .shapes.contract import BLOCKS, DTYPE_BYTES, Constraint, Contract, Spec, Symbol, Table
 from .shapes.dim import Dim, range_text
-from .signature import Signature
 
 SCRIPTS = ("dims.js", "model.js", "layout.js", "draw.js", "sizes.js", "graph.js", "run.js", "audit.js", "page.js")
 ENGINES = {"KeepdimGgml": "keepdim's ggml engine", "KeepdimMlx": "keepdim's MLX engine"}

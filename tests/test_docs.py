@@ -24,11 +24,12 @@ import pytest
 import sentences
 import torch
 from keepdim.capture.export.decompose import FORMS
+from keepdim.lowering.pipeline.executorch_kernels import FAULTS
 
 import keepdim
-from keepdim import _native, cli, ops
+from keepdim import _native, cli
+from keepdim.frontend import ops
 from keepdim.ir import program
-from keepdim.kernels import FAULTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

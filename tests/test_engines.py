@@ -12,12 +12,12 @@ import executorch
 import pytest
 import torch
 from engines import BACKENDS, ENGINES
+from keepdim.lowering.pipeline.pipeline import ENGINES as KNOWN
 from torch import nn
 from torch.export import Dim
 
 import keepdim
 from keepdim import _native, report
-from keepdim.lowering import ENGINES as KNOWN
 
 FIRST_REPORT = """
 import torch

@@ -10,7 +10,8 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import KeepdimError, _native, pte
+from keepdim import KeepdimError, _native
+from keepdim.artifact import pte
 from keepdim.cli import main
 
 BATCHES = (1, 3, 16)

@@ -19,7 +19,8 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import KeepdimError, cache, files, pte
+from keepdim import KeepdimError, cache, files
+from keepdim.artifact import pte
 from keepdim.cli import main
 from keepdim.files import LEFT_OVER, atomic_path, atomic_write, path_of, write_bytes
 

@@ -208,7 +208,7 @@ def lowered():
     from torch.export import Dim
 
     import keepdim
-    from keepdim import pte
+    from keepdim.artifact import pte
 
     class Block(nn.Module):
         def __init__(self):

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import keepdim
-from keepdim import KeepdimError, _native, cache, cli, pte
+from keepdim import KeepdimError, _native, cache, cli
+from keepdim.artifact import external_weights, pte
+from keepdim.artifact.signature import Signature
 from keepdim.generate import Writer, open_model
 from keepdim.ir.quant import STORED, dequantise
 from keepdim.llm import LanguageModel, lower_llm
-from keepdim.signature import Signature
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
@@ -379,10 +380,10 @@ def test_a_table_that_is_wrong(mapped: Mapped) -> None:
             _native.Error, match=rf"^\[load\] weight '{key}': it is said to lie at {span[0]} with {span[1]} "
         ):
             _native.Method(pte.open_file(mapped.pte), "forward", good, {**table.spans, key: span})
-        wrong = keepdim.mapped.Spans(table.name, table.size, table.sha256, {**table.spans, key: span})
+        wrong = external_weights.Spans(table.name, table.size, table.sha256, {**table.spans, key: span})
         with pytest.raises(KeepdimError, match="its table of weights in 'm.gguf' is not valid"):
             wrong.find(mapped.pte)
-    elsewhere = keepdim.mapped.Spans("../m.gguf", table.size, table.sha256, table.spans)
+    elsewhere = keepdim.artifact.external_weights.Spans("../m.gguf", table.size, table.sha256, table.spans)
     with pytest.raises(KeepdimError, match="its table of weights in '../m.gguf' is not valid"):
         elsewhere.find(mapped.pte)
     left = {k: s for k, s in table.spans.items() if k != key}

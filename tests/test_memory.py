@@ -15,7 +15,7 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import pte
+from keepdim.artifact import pte
 from keepdim.ir.program import NONE, Program
 
 WIDTH = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "i16": 2, "i32": 4, "i64": 8, "bool": 1}

@@ -13,7 +13,7 @@ from opinfo import Call, Verdict
 from test_ops import UNREACHED as NO_CASE
 from test_ops import views
 
-from keepdim import ops
+from keepdim.frontend import ops
 
 PICKED = 2  # samples of each op and dtype, spread over what OpInfo has
 # Further samples by number, of floats: they have overloads that the others do not.

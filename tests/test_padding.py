@@ -17,11 +17,11 @@ from torch.export import Dim
 
 import keepdim
 from keepdim import _native
+from keepdim.artifact.pte import delegates
 from keepdim.ir import reference
 from keepdim.ir.program import Program, verify
 from keepdim.ir.text import parse_program
 from keepdim.passes import clean, padding
-from keepdim.pte import delegates
 
 BATCH, LENGTH = 6, 70
 WIDTH, HEADS, INNER = 48, 3, 800  # INNER is more than a product adds up in one go

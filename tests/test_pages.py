@@ -320,7 +320,7 @@ def test_three_thousand_operations(browser: Browser, tmp_path: Path) -> None:
 
 def large(blocks: int) -> dict[str, Any]:
     """The data of a page with ten operations a block, each block a module."""
-    from keepdim import pte
+    from keepdim.artifact import pte
     from keepdim.ir.text import parse_program
 
     lines, last = [], "x"

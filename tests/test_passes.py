@@ -19,7 +19,9 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import _native, frontend, passes, pte
+from keepdim import _native, passes
+from keepdim.artifact import pte
+from keepdim.frontend import builder as frontend
 from keepdim.ir import reference
 from keepdim.ir.program import Program, verify
 from keepdim.ir.text import parse_program

@@ -16,11 +16,12 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import KeepdimError, _native, splits
+from keepdim import KeepdimError, _native
+from keepdim.artifact.signature import Signature
 from keepdim.embed import Encoder
 from keepdim.generate import Sampling, Text, Writer, open_model
 from keepdim.ir import quant
-from keepdim.signature import Signature
+from keepdim.ranges import thresholds as splits
 
 N = {0: Dim("n", min=1, max=8)}
 X = torch.randn(3, 8)

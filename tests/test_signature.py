@@ -19,10 +19,11 @@ import torch.utils._pytree as pytree
 from torch.export import Dim
 
 import keepdim
-from keepdim import KeepdimError, pte, treespec
-from keepdim.outline import OUTLINE_METHOD, Outline
-from keepdim.signature import CONTRACT_METHOD, Signature
-from keepdim.tables import Table
+from keepdim import KeepdimError
+from keepdim.artifact import pte, treespec
+from keepdim.artifact.outline import OUTLINE_METHOD, Outline
+from keepdim.artifact.range_table import Table
+from keepdim.artifact.signature import CONTRACT_METHOD, Signature
 
 PACKAGE = Path(keepdim.__file__).parent
 AXES = ("ranges", "axes.py")  # compiles the axes that a program declares

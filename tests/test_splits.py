@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from keepdim import _native, splits
+from keepdim import _native
 from keepdim.cli import main
+from keepdim.ranges import thresholds as splits
 
 NAMES = sorted(_native.splits("ggml"))
 

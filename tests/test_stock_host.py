@@ -12,13 +12,13 @@ import torch
 from contracts import CASES, R, S
 from executorch.exir import to_edge_transform_and_lower
 from executorch.runtime import Runtime
+from keepdim.lowering.pipeline.pipeline import ENGINES
 from test_contracts import lower, split
 from torch import nn
 from torch.export import Dim, export
 
 import keepdim
-from keepdim import pte
-from keepdim.lowering import ENGINES
+from keepdim.artifact import pte
 
 # A size that data decides is not bound by an input: here a rule of the engine's op refuses it, not the contract.
 BY_AN_OP = ("sum_as_size",)
@@ -134,7 +134,7 @@ def test_constraints_of_integers_and_of_trials() -> None:
 
 def test_a_product_of_sizes_in_a_constraint() -> None:
     """Where a delegate sees only b*s, a constraint over it is one over its own symbol."""
-    from keepdim import frontend
+    from keepdim.frontend import builder as frontend
     from keepdim.shapes.contract import Constraint
     from keepdim.shapes.dim import Dim as Size
 

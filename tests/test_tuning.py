@@ -14,8 +14,8 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 from torch.export import Dim, export
 
 import keepdim
+from keepdim.artifact.range_table import Measured, Row, Table
 from keepdim.ranges import Dispatch, dispatch, implementations, tuning
-from keepdim.tables import Measured, Row, Table
 
 Cost = Callable[..., float]
 

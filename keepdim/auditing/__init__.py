@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..compat.lock import in_turn
 from ..errors import fail
 from ..files import path_of
-from ..turns import in_turn
 from .result import Audit, Stage
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from .. import pte
+from ..artifact import pte
+from ..artifact.signature import Signature
 from ..capture.validate import BUDGET, near
 from ..errors import fail, sentence, told
 from ..shapes.contract import ASSERTED, DTYPE_OF, Contract, Spec
 from ..shapes.dim import range_text
-from ..signature import Signature
 from . import snapshot
 from .result import Audit, Change, Item, Stage, State, Trial
 from .tries import Point, absent, points, try_all

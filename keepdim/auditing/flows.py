@@ -25,7 +25,7 @@ from ..capture.validate import own, own_program, resized, run
 from ..errors import KeepdimError, fail, sentence, told
 from ..files import atomic_write
 from ..fx.nodes import shape_env_of
-from ..lowering import ENGINES, engine_named, lower_method
+from ..lowering.pipeline import ENGINES, engine_named, lower_method
 from ..shapes.contract import Contract
 from . import places, snapshot
 from .items import FrozenInput, Slot, Subject

@@ -16,12 +16,12 @@ from executorch.exir.tensor import get_scalar_type
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
-from .. import pte
+from ..artifact import pte
+from ..artifact.signature import CONTRACT_METHOD, Signature
 from ..errors import fail, told
 from ..fx.nodes import graph_modules, shape_env_of
 from ..fx.symbols import expr_of, finite
 from ..shapes.contract import Contract
-from ..signature import CONTRACT_METHOD, Signature
 
 Range = tuple[int | None, int | None]
 Exprs = tuple[Any, ...]  # sympy, one for each dim; an integer has one

@@ -17,8 +17,8 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.infra.pass_base import PassBase
 
-from ..foreign import around_preprocess
 from ..fx.symbols import finite
+from ..lowering.foreign import around_preprocess
 from . import places, snapshot
 from .places import Place
 from .snapshot import Range, Snapshot

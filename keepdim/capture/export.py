@@ -20,14 +20,14 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, TensorArgument
 
+from ..artifact.signature import Signature, Transport
+from ..compat.tracing import symbolic_sizes
 from ..errors import KeepdimError, fail, sentence, told
 from ..fx.propagate import disagreement
 from ..ranges import Dispatch, recording
 from ..ranges.preflight import distinct
 from ..shapes.contract import Contract, Symbol
 from ..shapes.dim import Dim, range_text
-from ..signature import Signature, Transport
-from ..tracing import symbolic_sizes
 from .contract_reader import contract_of, read, unchecked
 from .rewrite import rewrite, strip_asserts
 from .validate import EagerFails, Trial, WrongNumbers, compare, own, own_program, refuse_unsafe, relax, restrict

@@ -18,11 +18,11 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from ..compat.tracing import LAYERS
 from ..errors import fail
 from ..fx.nodes import Symbols, graph_modules, shape_env_of
 from ..fx.symbols import is_data, scaled_size, to_dim
 from ..shapes.dim import Dim, decide
-from ..tracing import LAYERS
 from .decompose import in_other_ops
 
 INT64_MAX = 2**63 - 1

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from ..frontend.ops import ROWS as OPS
+from ..frontend.ops import Args, Shape, Sink, Unsupported
+from ..frontend.ops import Row as OpRow
 from ..ir.program import NONE
-from ..ops import ROWS as OPS
-from ..ops import Args, Shape, Sink, Unsupported
-from ..ops import Row as OpRow
 from ..shapes.dim import Dim
 from .table import Array, Call, highest, iota, nonempty, product, row, take
 

@@ -16,23 +16,24 @@ from msgspec.structs import replace
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
-from .. import frontend, passes
+from .. import passes
+from ..artifact.signature import Signature
 from ..capture.contract_reader import read
 from ..capture.export import Captured, capture
+from ..compat.lock import in_turn
 from ..errors import fail
+from ..frontend import builder as frontend
+from ..frontend.ops import ROWS as OPS
+from ..frontend.ops import Unsupported
 from ..fx.nodes import Symbols, shape_env_of
 from ..fx.propagate import settle
 from ..ir.program import NONE, Node, Program, Region, Value, walk
 from ..ir.quant import Quantised, dequantise
-from ..lowering import open_sizes
-from ..ops import ROWS as OPS
-from ..ops import Unsupported
+from ..lowering.pipeline import open_sizes
 from ..passes import Lowered
 from ..refine import Hlo
 from ..shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
 from ..shapes.dim import CMPS, Dim
-from ..signature import Signature
-from ..turns import in_turn
 from .data import ROWS_OF_DATA
 from .program import Argument, StableHLOProgram
 from .table import DTYPES, ROWS, Array, Call, Sizes, iota, number, product, refused, take

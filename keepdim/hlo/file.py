@@ -15,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from msgspec.structs import replace
 
+from ..artifact.signature import Signature, Transport
 from ..errors import KeepdimError, fail, told
 from ..files import atomic_write, path_of
 from ..ir.program import verify_contract
@@ -22,7 +23,6 @@ from ..mlir import DYNAMIC, Type, bindings
 from ..refine import Hlo
 from ..shapes.contract import DTYPE_OF, MAX_RANK, Contract, Place, Source, Spec, Symbol, solve
 from ..shapes.dim import Dim
-from ..signature import Signature, Transport
 from . import bounded
 from .program import ELEMENTS, Argument, StableHLOProgram
 from .xla import bits

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ..frontend.ops import Shape
 from ..ir.program import Node, Program, Region
-from ..ops import Shape
 from ..shapes.dim import Dim, decide
 from .graph import COMMUTES, FLOATS, Graph, Made, Takes, anything, drop_dead, renumber, rewrite
 

@@ -19,10 +19,10 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 
+from ..artifact.range_table import Row, Table
+from ..compat.tracing import forget_conds
 from ..errors import fail
 from ..fx.nodes import DISPATCH, IMPLEMENTATION
-from ..tables import Row, Table
-from ..tracing import forget_conds
 from . import boxes, preflight
 from .axes import Axis, Range, Reader, checked_range, parse, required, signature_of
 from .boxes import Box, Tree

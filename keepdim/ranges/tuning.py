@@ -25,11 +25,11 @@ import numpy
 import torch
 import torch.utils._pytree as pytree
 
+from ..artifact.range_table import Measured, Row, Table, machine, versions
 from ..cache import folder
 from ..errors import KeepdimError, fail, told
 from ..files import write_bytes
 from ..progress import Progress
-from ..tables import Measured, Row, Table, machine, versions
 from .axes import Axis
 from .boxes import Box, edges, without
 from .sizing import Problem, Sizer, Sizes

@@ -17,9 +17,9 @@ import atheris
 import msgspec
 
 import keepdim
+from keepdim.artifact.outline import Outline
+from keepdim.artifact.signature import Signature
 from keepdim.ir.program import Program
-from keepdim.outline import Outline
-from keepdim.signature import Signature
 
 EXECUTES = (
     "import",

@@ -14,11 +14,12 @@ import msgspec
 import torch
 import torch.utils._pytree as pytree
 
-from . import _native, treespec
-from .errors import KeepdimError, fail, told
-from .mapped import Spans
-from .shapes.contract import DTYPE_OF, VERSION, Contract, Spec, decode
-from .tables import Table
+from .. import _native
+from ..errors import KeepdimError, fail, told
+from ..shapes.contract import DTYPE_OF, VERSION, Contract, Spec, decode
+from . import treespec
+from .external_weights import Spans
+from .range_table import Table
 
 CONTRACT_METHOD = "keepdim_contract"
 INT32_MAX = 2**31 - 1  # the largest size of a tensor in ExecuTorch

@@ -14,9 +14,9 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch.fx import Node as FxNode
 
-from . import passes
-from .errors import KeepdimError, fail
-from .fx.nodes import (
+from .. import passes
+from ..errors import KeepdimError, fail
+from ..fx.nodes import (
     ASSERT,
     COND,
     ITEM,
@@ -30,13 +30,13 @@ from .fx.nodes import (
     overload,
     shape_env_of,
 )
-from .fx.symbols import margin, to_dim, to_size
-from .ir.program import NONE, Node, Part, Program, Region, Value, verify, walk
-from .ir.quant import Quantised, state_shape
+from ..fx.symbols import margin, to_dim, to_size
+from ..ir.program import NONE, Node, Part, Program, Region, Value, verify, walk
+from ..ir.quant import Quantised, state_shape
+from ..passes import Lowered
+from ..shapes.contract import BLOCKS, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
+from ..shapes.dim import Dim, decide
 from .ops import ROWS, Args, Row, Shape, Unsupported, dim_order_rows
-from .passes import Lowered
-from .shapes.contract import BLOCKS, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
-from .shapes.dim import Dim, decide
 
 # Op and operand: a weight or state in another dtype than what is computed in.
 TAKES_STORED = {("linear", 1), ("embedding", 0), ("cached_attention", 4), ("cached_attention", 5)}
@@ -78,7 +78,7 @@ def build(
 
 def reason(node: FxNode, symbols: Mapping[str, Dim], engine: str) -> str | None:
     """Why this node cannot be delegated; None when it can."""
-    from . import _native
+    from .. import _native
 
     if is_size(node):
         if overload(node) in ITEM:
@@ -107,7 +107,7 @@ def reason(node: FxNode, symbols: Mapping[str, Dim], engine: str) -> str | None:
 
 def refusal(engine: str, program: Program) -> str | None:
     """Why the engine does not run this program; None when it does."""
-    from . import _native
+    from .. import _native
 
     try:
         _native.check(engine, program.to_json())

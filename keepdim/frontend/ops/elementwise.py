@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..shapes.contract import DTYPE_OF
-from ..shapes.dim import Dim
+from ...shapes.contract import DTYPE_OF
+from ...shapes.dim import Dim
 from .table import Args, Lower, Shape, Sink, Unsupported, aten, broadcast, cast, op, promote
 
 TRUTH = "bool"

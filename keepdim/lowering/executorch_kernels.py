@@ -18,9 +18,9 @@ from torch._subclasses import fake_impls
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from . import _native
-from .errors import fail
-from .fx.nodes import overload
+from .. import _native
+from ..errors import fail
+from ..fx.nodes import overload
 
 NO_KERNEL = "neither keepdim nor ExecuTorch's CPU kernels have it"
 NO_KERNEL_REMEDY = "Write it with ops that they have, or load a kernel for it before lowering and running"

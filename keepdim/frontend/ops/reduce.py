@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..shapes.dim import Dim
+from ...shapes.dim import Dim
 from .table import Args, Outs, Shape, Sink, Unsupported, aten, axes_of, axis_of, cast, op
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..shapes.dim import Dim, decide
+from ...shapes.dim import Dim, decide
 from .table import Args, Shape, Sink, Unsupported, aten, axis_of, cast, op, reshape
 
 ONE = (Dim.const(1),)

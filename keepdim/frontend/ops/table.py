@@ -15,9 +15,9 @@ import torch
 import torch._decomp
 from torch._ops import OpOverload
 
-from ..ir.program import NONE
-from ..shapes.contract import DTYPE_OF, DTYPES
-from ..shapes.dim import Dim, decide
+from ...ir.program import NONE
+from ...shapes.contract import DTYPE_OF, DTYPES
+from ...shapes.dim import Dim, decide
 
 aten = torch.ops.aten
 Outs = int | list[int | None]  # value ids; a list for ops that return several tensors

@@ -18,12 +18,12 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from .errors import fail, told
-from .fx.nodes import COND, Symbols, attribute, is_size, module_path, overload
-from .fx.symbols import to_dim
+from ..errors import fail, told
+from ..fx.nodes import COND, Symbols, attribute, is_size, module_path, overload
+from ..fx.symbols import to_dim
+from ..shapes.contract import DTYPES, Spec, Table, convert
+from ..shapes.dim import Dim
 from .pte import hash_of
-from .shapes.contract import DTYPES, Spec, Table, convert
-from .shapes.dim import Dim
 
 OUTLINE_METHOD = "keepdim_outline"
 MAX_DEPTH = 50  # of branches in branches

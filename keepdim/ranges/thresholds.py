@@ -19,14 +19,14 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import torch
 
-from . import _native
-from .cache import folder
-from .errors import KeepdimError
-from .files import write_bytes
-from .ir.quant import quantise
-from .ir.text import parse_program
-from .shapes.contract import BLOCKS, DTYPE_OF
-from .tables import Table, machine
+from .. import _native
+from ..artifact.range_table import Table, machine
+from ..cache import folder
+from ..errors import KeepdimError
+from ..files import write_bytes
+from ..ir.quant import quantise
+from ..ir.text import parse_program
+from ..shapes.contract import BLOCKS, DTYPE_OF
 
 log = logging.getLogger("keepdim")
 ENGINE = "ggml"
@@ -100,7 +100,7 @@ class _Forced:
 
 def measure(name: str, budget_ms: float, progress: Callable[[float], None] | None = None) -> tuple[int, Table]:
     """The best value of a split here, and the times that say so."""
-    from .ranges import dispatch  # not needed to use what was found
+    from . import dispatch  # not needed to use what was found
 
     t = trial(name)
     generator = torch.Generator().manual_seed(0)

@@ -14,9 +14,9 @@ import torch
 from executorch.exir.schema import Bool, EValue, Instruction, Int, JumpFalseCall, KernelCall, Operator
 from torch.fx import GraphModule
 
-from .errors import fail
-from .fx.nodes import Symbols
-from .fx.symbols import to_dim
+from ..errors import fail
+from ..fx.nodes import Symbols
+from ..fx.symbols import to_dim
 
 hops = torch.ops.higher_order
 

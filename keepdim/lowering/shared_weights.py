@@ -21,7 +21,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from .fx.nodes import COND, attribute, constants_of, graph_modules
+from ..fx.nodes import COND, attribute, constants_of, graph_modules
 
 _MARK = "keepdim.weight"  # in node.meta of a placeholder
 

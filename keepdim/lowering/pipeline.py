@@ -29,25 +29,30 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from . import _native, guard, kernels, loops, owned, pte, whole
-from .capture.contract_reader import read
-from .capture.export import INT32_MAX, Captured, needs_upper_bound
-from .errors import KeepdimError, fail, told
-from .files import atomic_path
+from .. import _native
+from ..artifact import pte
+from ..artifact.external_weights import Source
+from ..artifact.outline import OUTLINE_METHOD, outline
+from ..artifact.signature import CONTRACT_METHOD
+from ..capture.contract_reader import read
+from ..capture.export import INT32_MAX, Captured, needs_upper_bound
+from ..compat.tracing import symbolic_sizes
+from ..errors import KeepdimError, fail, told
+from ..files import atomic_path
+from ..frontend.ops import ROWS, Unsupported
+from ..fx.nodes import Mark, Symbols, computing, graph_modules, module_path, overload, shape_env_of
+from ..fx.symbols import to_dim
+from ..ir.program import Program
+from ..ir.quant import Quantised
+from ..passes import nothing
+from ..shapes.contract import BLOCKS, Constraint, Contract
+from ..shapes.dim import Dim, decide, range_text
+from . import executorch_kernels as kernels
+from . import guard, loops
+from . import shared_weights as owned
+from . import single_delegate as whole
 from .foreign import BranchPartitioner, Watched, inner_branches, watched_backends
-from .fx.nodes import Mark, Symbols, computing, graph_modules, module_path, overload, shape_env_of
-from .fx.symbols import to_dim
-from .ir.program import Program
-from .ir.quant import Quantised
-from .mapped import Source
-from .ops import ROWS, Unsupported
-from .outline import OUTLINE_METHOD, outline
-from .partition import EnginePartitioner, GgmlPartitioner, MLXPartitioner, keep_open, restore_ranges
-from .passes import nothing
-from .shapes.contract import BLOCKS, Constraint, Contract
-from .shapes.dim import Dim, decide, range_text
-from .signature import CONTRACT_METHOD
-from .tracing import symbolic_sizes
+from .partitioner import EnginePartitioner, GgmlPartitioner, MLXPartitioner, keep_open, restore_ranges
 
 log = logging.getLogger("keepdim")
 # ExecuTorch runs these on sizes, but its check of the Edge dialect lists neither them nor rows beyond Core ATen.

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from . import _native
-from .errors import KeepdimError, fail
-from .ir.program import Program
+from .. import _native
+from ..errors import KeepdimError, fail
+from ..ir.program import Program
 from .signature import CONTRACT_METHOD
 
 MAGIC = b"KEEPDIM1"

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from .cache import content_hash
-from .errors import fail
+from ..cache import content_hash
+from ..errors import fail
 
 AGAIN = "Give the file it was lowered from, or lower the model again"
 

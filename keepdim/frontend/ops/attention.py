@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..ir import torch_ops  # noqa: F401  (defines the ops)
-from ..ir.program import NONE
-from ..shapes.dim import Dim, decide
+from ...ir import torch_ops  # noqa: F401  (defines the ops)
+from ...ir.program import NONE
+from ...shapes.dim import Dim, decide
 from .table import Args, Shape, Sink, Unsupported, aten, op
 
 

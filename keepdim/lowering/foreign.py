@@ -25,14 +25,14 @@ from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from . import owned
-from .errors import fail
-from .fx.nodes import Mark, Symbols, graph_modules, mark_of
-from .fx.propagate import settle
-from .fx.symbols import to_constraints
-from .partition import TAG, OpenShapeEnv
-from .shapes.contract import Contract
-from .shapes.dim import Dim
+from ..errors import fail
+from ..fx.nodes import Mark, Symbols, graph_modules, mark_of
+from ..fx.propagate import settle
+from ..fx.symbols import to_constraints
+from ..shapes.contract import Contract
+from ..shapes.dim import Dim
+from . import shared_weights as owned
+from .partitioner import TAG, OpenShapeEnv
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..shapes.dim import Dim, decide, dmax, dmin
+from ...shapes.dim import Dim, decide, dmax, dmin
 from .table import (
     PLACEMENT,
     ROWS,

@@ -16,7 +16,7 @@ import msgspec
 import torch
 import torch.utils._pytree as pytree
 
-from .errors import fail
+from ..errors import fail
 
 PROTOCOL = 1  # torch's version of the format
 MAX_LENGTH = 2**22  # characters; a leaf takes 56

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import torch
 
-from .errors import fail
-from .files import atomic_write
+from ..errors import fail
+from ..files import atomic_write
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..ir.program import NONE
-from ..shapes.dim import Dim
+from ...ir.program import NONE
+from ...shapes.dim import Dim
 from .table import Args, Lower, Shape, Sink, Unsupported, aten, broadcast, op, reshape
 
 ONE = Dim.const(1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir.program import NONE
-from ..shapes.dim import Dim, decide
+from ...ir.program import NONE
+from ...shapes.dim import Dim, decide
 from .table import Args, Lower, Outs, Shape, Sink, Unsupported, aten, op, reshape
 
 

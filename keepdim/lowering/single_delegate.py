@@ -17,13 +17,13 @@ from torch.export import Dim as ExportDim
 from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
-from . import frontend
-from .ir.quant import Quantised
-from .ops import Unsupported
-from .partition import named_data
-from .passes import Lowered, Stays, nothing
-from .shapes.contract import DTYPE_OF, Constraint, Contract
-from .shapes.dim import Dim
+from ..frontend import builder as frontend
+from ..frontend.ops import Unsupported
+from ..ir.quant import Quantised
+from ..passes import Lowered, Stays, nothing
+from ..shapes.contract import DTYPE_OF, Constraint, Contract
+from ..shapes.dim import Dim
+from .partitioner import named_data
 
 
 def take(

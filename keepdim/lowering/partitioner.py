@@ -25,11 +25,14 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from . import _native, frontend, ops, owned
-from .capture.contract_reader import item_symbols, read
-from .capture.rewrite import contiguous_layers
-from .errors import KeepdimError, fail
-from .fx.nodes import (
+from .. import _native
+from ..capture.contract_reader import item_symbols, read
+from ..capture.rewrite import contiguous_layers
+from ..compat.tracing import LAYERS
+from ..errors import KeepdimError, fail
+from ..frontend import builder as frontend
+from ..frontend import ops
+from ..fx.nodes import (
     COND,
     Symbols,
     computing,
@@ -41,12 +44,12 @@ from .fx.nodes import (
     shape_env_of,
     with_branches,
 )
-from .fx.propagate import settle
-from .fx.symbols import to_dim
-from .passes import Lowered
-from .shapes.contract import Constraint, Contract, Table
-from .shapes.dim import Dim, range_text
-from .tracing import LAYERS
+from ..fx.propagate import settle
+from ..fx.symbols import to_dim
+from ..passes import Lowered
+from ..shapes.contract import Constraint, Contract, Table
+from ..shapes.dim import Dim, range_text
+from . import shared_weights as owned
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from threading import RLock
 from typing import ParamSpec, TypeVar
 
-from .errors import fail
+from ..errors import fail
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,12 +18,12 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node as FxNode
 from torch.fx.node import _side_effectful_functions
 
-from . import whole
-from .fx.nodes import attribute, graph_modules
-from .ir.program import Program, verify
-from .partition import named_data
-from .passes import Lowered
-from .shapes.contract import DTYPE_OF, Contract
+from ..fx.nodes import attribute, graph_modules
+from ..ir.program import Program, verify
+from ..passes import Lowered
+from ..shapes.contract import DTYPE_OF, Contract
+from . import single_delegate as whole
+from .partitioner import named_data
 
 NAME = "keepdim_guard"
 
