@@ -77,7 +77,7 @@ def work(pairs: list[tuple[int, int]], even: bool) -> str:
 def model() -> Any:
     import torch
 
-    from keepdim.embed import Pooled, model_folder
+    from keepdim.models.encoder import Pooled, model_folder
 
     torch.set_num_threads(THREADS)
     return Pooled.from_folder(model_folder("minilm"))
@@ -108,7 +108,7 @@ def of_torch(f: Callable[[Any, Any], Any]) -> Run:
 
 
 def prepare_ours(folder: Path) -> None:
-    from keepdim.embed import lower_model
+    from keepdim.models.encoder import lower_model
 
     lower_model(model()).save(folder / "ours.pte")
 

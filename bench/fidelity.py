@@ -22,9 +22,9 @@ import torch
 from ggufs import widened, write_as  # beside this file
 from llm import CONTEXT, Job, Llama, cache_of
 
-from keepdim import gguf
-from keepdim.generate import Writer, open_model, packaged
-from keepdim.llm import LOGITS, LanguageModel, lower_llm
+from keepdim.models import gguf
+from keepdim.models.decoder import LOGITS, LanguageModel, lower_llm
+from keepdim.models.generate import Writer, open_model, packaged
 
 PROMPTS = (
     "What is the capital of France?",

@@ -86,7 +86,7 @@ def close(writer: Any) -> None:
 
 def write_models(name: str, folder: Path) -> None:
     """GGUF files of all types."""
-    from keepdim.generate import packaged
+    from keepdim.models.generate import packaged
 
     for dtype in TYPES:
         print(f"writing {name} in {dtype}", file=sys.stderr, flush=True)
@@ -101,7 +101,7 @@ def widened(path: Path) -> Any:
     """The torch model of an f32 GGUF, with its weights in it."""
     import torch
 
-    from keepdim import gguf
+    from keepdim.models import gguf
 
     torch.set_num_threads(THREADS)
     return gguf.read(path).model

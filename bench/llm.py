@@ -74,8 +74,8 @@ def prepare_nothing(job: Job) -> float:
 
 def prepare_ours(job: Job) -> float:
     """Lowered; the seconds that took."""
-    from keepdim import gguf
-    from keepdim.llm import lower_llm
+    from keepdim.models import gguf
+    from keepdim.models.decoder import lower_llm
 
     found = gguf.read(job.gguf)
     start = time.perf_counter()
@@ -90,7 +90,7 @@ def cache_of(job: Job) -> str:
 class Ours:
     def __init__(self, job: Job):
         import keepdim
-        from keepdim.llm import LanguageModel
+        from keepdim.models.decoder import LanguageModel
 
         keepdim.set_options(threads=THREADS)
         self.model = LanguageModel.load(job.file("pte"))

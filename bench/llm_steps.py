@@ -21,10 +21,11 @@ from overhead import machine
 from turns import THREADS, show, write
 
 import keepdim
-from keepdim import gguf, passes
+from keepdim import passes
 from keepdim.artifact.pte import delegates
-from keepdim.generate import packaged
-from keepdim.llm import LanguageModel, lower_llm
+from keepdim.models import gguf
+from keepdim.models.decoder import LanguageModel, lower_llm
+from keepdim.models.generate import packaged
 
 PREFILL, DECODE, STEPS, TURNS = 128, 16, 24, 5
 GROUPS = {  # in the order in which they run

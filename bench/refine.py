@@ -21,7 +21,7 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim.hlo import export
+from keepdim.stablehlo import export
 
 WIDTH, LIMIT = 64, 256
 

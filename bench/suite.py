@@ -42,10 +42,10 @@ from torch.export import decomp_utils, exported_program
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
 import opinfo  # noqa: E402
 import workers  # noqa: E402
-from keepdim.lowering.pipeline.pipeline import report_on  # noqa: E402
 
 import keepdim  # noqa: E402
 from keepdim.errors import KeepdimError  # noqa: E402
+from keepdim.lowering.pipeline import report_on  # noqa: E402
 
 OPERATORS = "executorch.backends.test.suite.operators"
 LOOSE = {"atol": 1e-1, "rtol": 4e-2}  # the suite's own

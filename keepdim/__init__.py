@@ -15,10 +15,10 @@ from .shapes.contract import DTYPES, Contract
 
 if TYPE_CHECKING:
     from .auditing import Audit, audit
-    from .hlo import StableHLOProgram, load_stablehlo, to_stablehlo
-    from .llm import LanguageModel, lower_llm
     from .lowering.partitioner import GgmlPartitioner, MLXPartitioner
+    from .models.decoder import LanguageModel, lower_llm
     from .ranges import dispatch
+    from .stablehlo import StableHLOProgram, load_stablehlo, to_stablehlo
 
 _native.set_dtypes(DTYPES)
 # torch's threads are not in a forked process, where its parallel kernels would wait for them for ever.
@@ -36,17 +36,17 @@ def __getattr__(name: str) -> Any:
 
 def _imported(name: str) -> Any:
     if name in ("LanguageModel", "lower_llm"):
-        from . import llm
+        from .models import decoder
 
-        return getattr(llm, name)
+        return getattr(decoder, name)
     if name in ("Audit", "audit"):
         from . import auditing
 
         return getattr(auditing, name)
     if name in ("GgmlPartitioner", "MLXPartitioner"):
-        from .lowering import partitioner as partition
+        from .lowering import partitioner
 
-        return getattr(partition, name)
+        return getattr(partitioner, name)
     if name == "dispatch":
         from .ranges import dispatch
 
@@ -55,9 +55,9 @@ def _imported(name: str) -> Any:
         from .errors import optional
 
         optional("stablehlo", "jax", "stablehlo")
-        from . import hlo
+        from . import stablehlo
 
-        return getattr(hlo, name)
+        return getattr(stablehlo, name)
     raise AttributeError(f"module 'keepdim' has no attribute {name!r}")
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from keepdim.lowering.pipeline.pipeline import ENGINES as KNOWN
-
 import keepdim
+from keepdim.lowering.pipeline import ENGINES as KNOWN
 
 
 def _installed(name: str) -> bool:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import transformers
 
-from keepdim.gguf import ARCHITECTURES
 from keepdim.ir.quant import Quantised, quantise
+from keepdim.models.gguf import ARCHITECTURES
 
 SMALL = {
     "hidden_size": 256,

@@ -17,13 +17,13 @@ from unittest import mock
 import torch
 import torch.fx.experimental._config as fx_config
 import torch.utils._pytree as pytree
-from keepdim.capture.export.validate import broken, examples, sized
 from test_ops import fault
 from torch import nn
 from torch.export import Dim
 from torch.testing._internal.common_methods_invocations import op_db
 
 import keepdim
+from keepdim.capture.validate import broken, examples, sized
 from keepdim.errors import KeepdimError
 
 LOOSER = {torch.bfloat16: 1.6e-2}  # eager rounds inside some ops as well: off by two last places

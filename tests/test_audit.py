@@ -19,9 +19,10 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import keepdim
-from keepdim import KeepdimError, cli
+from keepdim import KeepdimError
 from keepdim.auditing import tries
 from keepdim.auditing.result import Audit, Item, Stage, Trial
+from keepdim.cli import commands as cli
 
 
 class Linear(nn.Module):

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from keepdim import KeepdimError, checkpoint
-from keepdim.checkpoint import check_folder, read_model, read_tokenizer
-from keepdim.embed import Encoder, Pooled
-from keepdim.generate import open_model
+from keepdim import KeepdimError
+from keepdim.models import checkpoint
+from keepdim.models.checkpoint import check_folder, read_model, read_tokenizer
+from keepdim.models.encoder import Encoder, Pooled
+from keepdim.models.generate import open_model
 
 transformers = pytest.importorskip("transformers")
 EVIL = "import os\nos.system('touch {here}/PWNED')\nfrom transformers import PretrainedConfig\n"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from engines import BACKENDS
 
-from keepdim import cli, report
+from keepdim.cli import commands as cli
+from keepdim.report import page as report
 
 FACTORY = """
 import torch

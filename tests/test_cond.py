@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from keepdim.capture.export.export import capture
-from keepdim.lowering.pipeline.pipeline import ENGINES, lower_whole
 from msgspec.structs import replace
 from programs import after, inputs_of, program, same_numbers, weights_of
 from torch import nn
@@ -17,9 +15,11 @@ from torch.export import Dim
 import keepdim
 from keepdim import _native, passes
 from keepdim.artifact import pte
-from keepdim.cli import main
+from keepdim.capture.export import capture
+from keepdim.cli.commands import main
 from keepdim.ir import quant, reference
 from keepdim.ir.program import Program
+from keepdim.lowering.pipeline import ENGINES, lower_whole
 from keepdim.passes import clean, fold, merge
 
 SIZES = (1, 5, 6, 20, 21, 40, 6, 1)  # both ends, both sides of the splits at 5 and 20, and back

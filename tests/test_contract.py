@@ -4,12 +4,12 @@ import pytest
 import sympy
 import torch
 import torch.fx.experimental._config as export_config
-from keepdim.capture.export.contract_reader import read, to_constraints, to_dim
 from torch.export import Dim as D
 from torch.export import export
 from torch.utils._sympy.functions import FloatTrueDiv, ToFloat, TruncToInt
 
 from keepdim import KeepdimError, _native
+from keepdim.capture.contract_reader import read, to_constraints, to_dim
 from keepdim.shapes.contract import Constraint, Contract, Place, Source, Spec, Symbol, solve
 from keepdim.shapes.dim import CMPS, Dim, dmax
 

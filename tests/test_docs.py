@@ -23,13 +23,14 @@ import msgspec
 import pytest
 import sentences
 import torch
-from keepdim.capture.export.decompose import FORMS
-from keepdim.lowering.pipeline.executorch_kernels import FAULTS
 
 import keepdim
-from keepdim import _native, cli
+from keepdim import _native
+from keepdim.capture.decompose import FORMS
+from keepdim.cli import commands as cli
 from keepdim.frontend import ops
 from keepdim.ir import program
+from keepdim.lowering.executorch_kernels import FAULTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -19,8 +19,9 @@ from engines import BACKENDS
 from torch.export import Dim
 
 import keepdim
-from keepdim import cli, embed
-from keepdim.embed import Encoder, Pooled, batches, model_folder
+from keepdim.cli import commands as cli
+from keepdim.models import encoder as embed
+from keepdim.models.encoder import Encoder, Pooled, batches, model_folder
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")

@@ -12,12 +12,13 @@ import executorch
 import pytest
 import torch
 from engines import BACKENDS, ENGINES
-from keepdim.lowering.pipeline.pipeline import ENGINES as KNOWN
 from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim import _native, report
+from keepdim import _native
+from keepdim.lowering.pipeline import ENGINES as KNOWN
+from keepdim.report import page as report
 
 FIRST_REPORT = """
 import torch

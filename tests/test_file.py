@@ -12,7 +12,7 @@ from torch.export import Dim
 import keepdim
 from keepdim import KeepdimError, _native
 from keepdim.artifact import pte
-from keepdim.cli import main
+from keepdim.cli.commands import main
 
 BATCHES = (1, 3, 16)
 

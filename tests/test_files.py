@@ -21,7 +21,7 @@ from torch.export import Dim
 import keepdim
 from keepdim import KeepdimError, cache, files
 from keepdim.artifact import pte
-from keepdim.cli import main
+from keepdim.cli.commands import main
 from keepdim.files import LEFT_OVER, atomic_path, atomic_write, path_of, write_bytes
 
 N = {0: Dim("n", min=1, max=8)}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from contracts import CASES, R, S
-from keepdim.capture.export.validate import difference
 from test_contracts import call, lower
 from torch import nn
 from torch._higher_order_ops.scan import scan
 
 import keepdim
 from keepdim import KeepdimError, _native
+from keepdim.capture.validate import difference
 from keepdim.shapes.contract import Constraint, Contract, Source, Spec, Symbol
 from keepdim.shapes.dim import Dim
 

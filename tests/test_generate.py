@@ -15,9 +15,10 @@ import pytest
 import torch
 from browser import Browser, open_page
 
-from keepdim import KeepdimError, cli
-from keepdim.generate import Sampling, Writer, open_model
-from keepdim.llm import LanguageModel
+from keepdim import KeepdimError
+from keepdim.cli import commands as cli
+from keepdim.models.decoder import LanguageModel
+from keepdim.models.generate import Sampling, Writer, open_model
 
 transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")

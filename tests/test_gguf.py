@@ -14,18 +14,19 @@ import pytest
 import torch
 
 import keepdim
-from keepdim import KeepdimError, _native, cache, cli
+from keepdim import KeepdimError, _native, cache
 from keepdim.artifact import external_weights, pte
 from keepdim.artifact.signature import Signature
-from keepdim.generate import Writer, open_model
+from keepdim.cli import commands as cli
 from keepdim.ir.quant import STORED, dequantise
-from keepdim.llm import LanguageModel, lower_llm
+from keepdim.models.decoder import LanguageModel, lower_llm
+from keepdim.models.generate import Writer, open_model
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 from gguf_files import small, write_gguf  # noqa: E402  needs both packages
 
-from keepdim import gguf as reading  # noqa: E402
+from keepdim.models import gguf as reading  # noqa: E402
 
 TOKENS = torch.arange(40) * 7 % 320
 

@@ -20,7 +20,7 @@ from mutants.harness import Attempts, Mutants, run
 
 import keepdim
 from keepdim import KeepdimError, _native
-from keepdim import gguf as gguf_reading
+from keepdim.models import gguf as gguf_reading
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import keepdim
-from keepdim.llm import LanguageModel, lower_llm
+from keepdim.models.decoder import LanguageModel, lower_llm
 
 transformers = pytest.importorskip("transformers")
 CONTEXT, VOCABULARY = 128, 256

@@ -17,13 +17,13 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 from executorch.exir import to_edge_transform_and_lower
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
-from keepdim.lowering.pipeline.pipeline import ENGINES
 from torch import nn
 from torch.export import Dim, export
 
 import keepdim
 from keepdim import KeepdimError
 from keepdim.artifact import pte
+from keepdim.lowering.pipeline import ENGINES
 
 TOLERANCE = 1e-5  # max |difference|, of f32 results of about 1
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from keepdim import KeepdimError
-from keepdim.generate import Stream, Writer, open_model
-from keepdim.llm import Hold, LanguageModel
+from keepdim.models.decoder import Hold, LanguageModel
+from keepdim.models.generate import Stream, Writer, open_model
 
 transformers = pytest.importorskip("transformers")
 IN_USE = r"^\[generate\] model: is in use by another thread, or by a stream .* Load the file once per thread\.$"

@@ -17,10 +17,6 @@ from cases import CASES, Case
 from cases.table import NEAR
 from engines import BACKENDS
 from executorch.exir.lowered_backend_module import executorch_call_delegate
-from keepdim.capture.export.contract_reader import read
-from keepdim.frontend.builder.ops import Unsupported
-from keepdim.lowering.pipeline.pipeline import Report
-from keepdim.lowering.pipeline.single_delegate import take
 from oracle import OnEngine, Oracle
 from torch import nn
 from torch.export import Dim
@@ -28,9 +24,13 @@ from torch.export import Dim
 import keepdim
 from keepdim import _native, passes
 from keepdim.artifact import pte
+from keepdim.capture.contract_reader import read
 from keepdim.frontend import ops
+from keepdim.frontend.ops import Unsupported
 from keepdim.ir import reference
 from keepdim.ir.program import Node, Value
+from keepdim.lowering.pipeline import Report
+from keepdim.lowering.single_delegate import take
 
 GROUP = 16  # cases lowered together: one lowering costs about a second
 

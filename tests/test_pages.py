@@ -16,9 +16,10 @@ from torch import nn
 from torch.export import Dim as ExportDim
 
 import keepdim
-from keepdim import cli, report
+from keepdim.cli import commands as cli
 from keepdim.errors import KeepdimError
 from keepdim.profile import profile
+from keepdim.report import page as report
 from keepdim.shapes.contract import Table
 from keepdim.shapes.dim import Dim, dmax, dmin
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from browser import Browser
 
-from keepdim import cli, report
+from keepdim.cli import commands as cli
+from keepdim.report import page as report
 
 
 def state(text: str, verdict: str = "kept") -> dict[str, str]:

@@ -410,7 +410,7 @@ def test_an_encoder_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_inspect_shows_the_passes(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """`keepdim inspect` says per delegate what each pass left, as text and as JSON."""
-    from keepdim.cli import main
+    from keepdim.cli.commands import main
 
     model = nn.Sequential(LlamaNorm(8)).eval()
     path = tmp_path / "m.pte"

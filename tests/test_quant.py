@@ -9,17 +9,17 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from keepdim.capture.export.export import capture
-from keepdim.lowering.pipeline.pipeline import lower_whole
 from torch import nn
 from torch.export import Dim, export
 
 import keepdim
 from keepdim import KeepdimError, _native
 from keepdim.artifact import pte
+from keepdim.capture.export import capture
 from keepdim.ir import reference
 from keepdim.ir.program import Node, Program, Value
 from keepdim.ir.quant import HALVES, STORED, Quantised, dequantise, quantise
+from keepdim.lowering.pipeline import lower_whole
 from keepdim.ranges import thresholds as splits
 from keepdim.shapes.contract import BLOCKS, DTYPES, Contract, Source, Spec, Symbol
 from keepdim.shapes.dim import Dim as Size

@@ -18,9 +18,9 @@ from torch.export import Dim
 import keepdim
 from keepdim import KeepdimError, _native
 from keepdim.artifact.signature import Signature
-from keepdim.embed import Encoder
-from keepdim.generate import Sampling, Text, Writer, open_model
 from keepdim.ir import quant
+from keepdim.models.encoder import Encoder
+from keepdim.models.generate import Sampling, Text, Writer, open_model
 from keepdim.ranges import thresholds as splits
 
 N = {0: Dim("n", min=1, max=8)}

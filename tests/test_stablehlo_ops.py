@@ -17,8 +17,8 @@ import keepdim
 from keepdim import _native
 
 pytest.importorskip("jax", reason="needs the extra keepdim[stablehlo]")
-from keepdim.hlo import ROWS  # noqa: E402
-from keepdim.hlo.table import row  # noqa: E402
+from keepdim.stablehlo import ROWS  # noqa: E402
+from keepdim.stablehlo.table import row  # noqa: E402
 
 WITHOUT = {"flatnonzero": "lists rows to compute, and XLA computes all of them"}  # op of the engine → why it has no row
 OF_DATA = {"count", "item", "nonzero", "unique", "unique_count", "unique_counts", "unique_inverse"}

@@ -10,10 +10,10 @@ import pytest
 from hlo_models import TEXT
 
 import keepdim
-from keepdim.cli import main
+from keepdim.cli.commands import main
 
 pytest.importorskip("jax", reason="needs the extra keepdim[stablehlo]")
-from keepdim.refine import Hlo, split  # noqa: E402
+from keepdim.stablehlo.refine import Hlo, split  # noqa: E402
 
 WRAPPER = (
     "stablehlo.custom_call @stablehlo.shape_refinement_operand_wrapper(%arg0, %c) "

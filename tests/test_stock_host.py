@@ -12,13 +12,13 @@ import torch
 from contracts import CASES, R, S
 from executorch.exir import to_edge_transform_and_lower
 from executorch.runtime import Runtime
-from keepdim.lowering.pipeline.pipeline import ENGINES
 from test_contracts import lower, split
 from torch import nn
 from torch.export import Dim, export
 
 import keepdim
 from keepdim.artifact import pte
+from keepdim.lowering.pipeline import ENGINES
 
 # A size that data decides is not bound by an input: here a rule of the engine's op refuses it, not the contract.
 BY_AN_OP = ("sum_as_size",)

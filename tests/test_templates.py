@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from keepdim import KeepdimError
-from keepdim.templates import render
+from keepdim.models.templates import render
 
 pytest.importorskip("jinja2")
 CHATML = (

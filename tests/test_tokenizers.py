@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from keepdim import KeepdimError
-from keepdim import gguf as reading
+from keepdim.models import gguf as reading
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")

@@ -20,8 +20,8 @@ from gguf_files import small, write_gguf
 from mutants.harness import NUMBERS, Attempts, damage, main
 
 import keepdim
-from keepdim import gguf as reading
-from keepdim.generate import _text
+from keepdim.models import gguf as reading
+from keepdim.models.generate import _text
 
 TINY = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 40, "num_attention_heads": 2}
 TOKENS = ["<s>", "</s>", "<unk>", "Ġ", "Ġa", *"abcdefghijklmnopqrstuvwxyz0123456789"][:40]

@@ -92,7 +92,7 @@ if __name__ == "__main__":
     FOLDER = Path(tempfile.mkdtemp(prefix="keepdim-fuzz-"))
     os.environ["XDG_CACHE_HOME"] = str(FOLDER)
     if target is stablehlo:
-        import keepdim.hlo  # noqa: F401
+        import keepdim.stablehlo  # noqa: F401
     else:
         for known in (f for a in sys.argv[1:] if Path(a).is_dir() for f in sorted(Path(a).iterdir())):
             signature(known.read_bytes())  # what is imported at first use

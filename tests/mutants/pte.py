@@ -37,8 +37,8 @@ if __name__ == "__main__":
 from mutants.harness import NUMBERS, SECONDS, Attempts, damage, main, rejson
 
 import keepdim
-from keepdim import cli
 from keepdim.artifact import pte
+from keepdim.cli import commands as cli
 from keepdim.shapes.contract import DTYPE_OF
 
 ELEMENTS = 1 << 22  # of inputs: a larger call is not made

@@ -29,11 +29,11 @@ from torch import nn
 from torch.export import Dim
 
 import keepdim
-from keepdim.hlo.file import ABOUT, CONTRACT, SIGNATURE, load_stablehlo
-from keepdim.hlo.xla import _folder
-from keepdim.refine import SEAL, UNSEALED, Hlo, _hash
 from keepdim.shapes.contract import DTYPE_OF
-from keepdim.worker import WORKER
+from keepdim.stablehlo.file import ABOUT, CONTRACT, SIGNATURE, load_stablehlo
+from keepdim.stablehlo.refine import SEAL, UNSEALED, Hlo, _hash
+from keepdim.stablehlo.worker import WORKER
+from keepdim.stablehlo.xla import _folder
 
 ELEMENTS = 1 << 22  # of inputs: a larger call is not made
 
@@ -171,7 +171,7 @@ def _of_weights(files: dict[str, bytes], r: random.Random) -> dict[str, bytes]:
         hlo = Hlo.parse(files[module])
         about = json.loads(hlo.take_attribute(ABOUT) or "{}")
         if arrays[key].dtype != object:
-            from keepdim.hlo.file import _hash as hash_of
+            from keepdim.stablehlo.file import _hash as hash_of
 
             about["weights"][key] = hash_of(arrays[key])
         hlo.set_attribute(ABOUT, json.dumps(about))

@@ -10,7 +10,7 @@ from functools import cache
 from threading import RLock
 from typing import Any
 
-from .errors import fail, optional
+from ..errors import fail, optional
 
 EXTRA = "stablehlo"  # of pip: jax and jaxlib
 DYNAMIC = -1  # where a size is not known

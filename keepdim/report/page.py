@@ -1,7 +1,7 @@
 """Pages: a file, a run or an audit as one HTML file that needs nothing else, no network either.
 
 Here the data of a page is gathered, with every shape a row of one Dim table over the page's symbols; templates, styles
-and scripts lie in `pages/` and are written into the file.
+and scripts are in `assets/` and are written into the file.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from .artifact import pte
-from .artifact.outline import OUTLINE_METHOD, Body, Outline, Step
-from .artifact.signature import Signature
-from .errors import fail
-from .ir import cost
-from .ir.program import NONE, Attr, Node, Program
-from .profile import Profile
-from .shapes.contract import BLOCKS, DTYPE_BYTES, Constraint, Contract, Spec, Symbol, Table
-from .shapes.dim import Dim, range_text
+from ..artifact import pte
+from ..artifact.outline import OUTLINE_METHOD, Body, Outline, Step
+from ..artifact.signature import Signature
+from ..errors import fail
+from ..ir import cost
+from ..ir.program import NONE, Attr, Node, Program
+from ..profile import Profile
+from ..shapes.contract import BLOCKS, DTYPE_BYTES, Constraint, Contract, Spec, Symbol, Table
+from ..shapes.dim import Dim, range_text
 
 SCRIPTS = ("dims.js", "model.js", "layout.js", "draw.js", "sizes.js", "graph.js", "run.js", "audit.js", "page.js")
 ENGINES = {"KeepdimGgml": "keepdim's ggml engine", "KeepdimMlx": "keepdim's MLX engine"}
@@ -40,7 +40,7 @@ def audit_page(audit: Mapping[str, Any]) -> str:
 
 
 def _html(title: str, data: Mapping[str, Any]) -> str:
-    folder = files(__package__) / "pages"
+    folder = files(__package__) / "assets"
     # Inside a script element only "</" and "<!--" end or change it; in JSON "<" can always be written so.
     body = msgspec.json.encode({"title": title, **data}).decode().replace("<", "\\u003c")
     parts = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import fail
+from ..errors import fail
 from .mlir import Type, bindings, type_of
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import fail, optional
-from .files import search_path
+from ..errors import fail, optional
+from ..files import search_path
 
 SECONDS = 4.5  # until a template is ended
 CPU_SECONDS = 2

@@ -17,19 +17,20 @@ from typing import Any
 import msgspec
 import torch
 
-from . import demo, factory, inputs, report
-from .artifact import pte
-from .artifact.signature import Signature
-from .auditing.result import BAD, LOST
-from .embed import Encoder
-from .errors import KeepdimError, fail
-from .files import atomic_write, path_of, write_bytes
-from .generate import Sampling, Writer, open_model
-from .module import load, lower
-from .profile import profile
-from .progress import Progress
-from .ranges import thresholds as splits
-from .refine import BYTECODE
+from ..artifact import pte
+from ..artifact.signature import Signature
+from ..auditing.result import BAD, LOST
+from ..errors import KeepdimError, fail
+from ..files import atomic_write, path_of, write_bytes
+from ..models.encoder import Encoder
+from ..models.generate import Sampling, Writer, open_model
+from ..module import load, lower
+from ..profile import profile
+from ..progress import Progress
+from ..ranges import thresholds as splits
+from ..report import page as report
+from ..stablehlo.refine import BYTECODE
+from . import demo, factory, inputs
 
 REPEATS = 3  # of a call that is profiled: the first builds its plan, the others use it
 EXAMPLES = """examples:
@@ -198,7 +199,7 @@ def _lower(args: argparse.Namespace) -> int:
 
 
 def _audit(args: argparse.Namespace) -> int:
-    from .auditing import audit
+    from ..auditing import audit
 
     if args.seconds < 1:
         fail("cli", f"--seconds {args.seconds}", "is no time for a trial")
@@ -260,7 +261,7 @@ def _show(value: Any) -> str:
 
 
 def _refine(args: argparse.Namespace) -> int:
-    from .refine import Hlo, split
+    from ..stablehlo.refine import Hlo, split
 
     def refined(hlo: Hlo) -> Hlo:
         for name in hlo.each(split(args.passes), None if args.types is None else split(args.types)):
@@ -280,7 +281,7 @@ def _refine(args: argparse.Namespace) -> int:
 
 def _refine_pieces(args: argparse.Namespace, refined: Callable[[Any], Any]) -> int:
     """The pieces of a file, each by itself, as stablehlo-opt takes them."""
-    from .refine import Hlo
+    from ..stablehlo.refine import Hlo
 
     try:
         pieces = re.split(r"^// -----.*$", args.file.read_text(), flags=re.MULTILINE)
@@ -301,7 +302,7 @@ def _refine_pieces(args: argparse.Namespace, refined: Callable[[Any], Any]) -> i
 
 def _sized(args: argparse.Namespace) -> Any:
     """Refined by sizes of the contract."""
-    from .hlo import load_stablehlo
+    from ..stablehlo import load_stablehlo
 
     sizes = dict(part.split("=", 1) if "=" in part else (part, "") for part in args.sizes)
     if bad := [k for k, v in sizes.items() if not v.isdecimal()]:
@@ -310,7 +311,7 @@ def _sized(args: argparse.Namespace) -> Any:
 
 
 def _inspect_stablehlo(args: argparse.Namespace) -> int:
-    from .refine import Hlo
+    from ..stablehlo.refine import Hlo
 
     if args.html is not None:
         fail("cli", "--html", f"shows .pte files, and {args.file} is StableHLO", "Leave it out, or say --json")

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .errors import fail, told
-from .shapes.contract import DTYPE_OF, Spec
+from ..errors import fail, told
+from ..shapes.contract import DTYPE_OF, Spec
 
 
 def calls(inputs: Sequence[str]) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import fail
+from ..errors import fail
 from .mlir import bindings, inside, type_of
 
 

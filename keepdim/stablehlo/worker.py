@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import KeepdimError, fail
-from .files import search_path
+from ..errors import KeepdimError, fail
+from ..files import search_path
 
 CHILD = Path(__file__).with_name("worker_child.py")
 START_SECONDS = 120  # to import jaxlib, on a machine that is busy

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from .. import _native
 from ..artifact.signature import Signature
 from ..errors import KeepdimError, fail
-from ..mlir import Type
-from ..refine import ASSERTION, Hlo
 from ..shapes.contract import DTYPE_OF, Constraint, Contract, Place, Spec, Symbol, solve
 from ..shapes.dim import Dim, decide, range_text
 from . import bounded
+from .mlir import Type
+from .refine import ASSERTION, Hlo
 from .xla import Executables, upload
 
 ELEMENTS = {

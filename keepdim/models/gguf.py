@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from . import _native, checkpoint
-from .artifact.external_weights import Source
-from .errors import KeepdimError, fail, optional, sentence_of
-from .ir.quant import STORED, Quantised, dequantise
+from .. import _native
+from ..artifact.external_weights import Source
+from ..errors import KeepdimError, fail, optional, sentence_of
+from ..ir.quant import STORED, Quantised, dequantise
+from . import checkpoint
 
 # Architectures by their name in GGUF → the configuration of transformers. Mistral's models are "llama" there.
 ARCHITECTURES = {

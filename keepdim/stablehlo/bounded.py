@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import fail
-from ..mlir import Type
-from ..refine import Hlo
 from ..shapes.contract import Symbol
 from ..shapes.dim import Dim
+from .mlir import Type
+from .refine import Hlo
 
 if TYPE_CHECKING:
     from .program import StableHLOProgram

@@ -19,12 +19,12 @@ import torch
 from jax._src import xla_bridge
 from jax._src.lib import _jax, xla_client
 
-from .. import worker
 from ..cache import folder
 from ..errors import KeepdimError, fail, sentence_of
 from ..files import write_bytes
-from ..mlir import string_of
-from ..refine import Hlo
+from . import worker
+from .mlir import string_of
+from .refine import Hlo
 
 log = logging.getLogger("keepdim")
 CALLS = {"shape_assertion", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}  # that XLA itself takes away

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
-from .module import Module, load, lower
+from ..module import Module, load, lower
 
 SIZES = ((1, 1), (1, 17), (3, 5), (8, 128), (1, 17), (2, 256), (8, 256), (5, 31), (1, 1), (3, 5), (4, 64), (8, 256))
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from .compat.lock import in_turn
-from .errors import fail, optional, told
+from ..compat.lock import in_turn
+from ..errors import fail, optional, told
 
 NESTED = 20  # levels of a config: models have configs of their parts in it
 # Keys of a config that transformers takes as the name of something to load or to run, and the values that are not.

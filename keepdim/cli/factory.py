@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import KeepdimError, fail
+from ..errors import KeepdimError, fail
 
 
 def made(text: str) -> tuple[Any, Any, Any]:

@@ -17,15 +17,16 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[2])
-    package = types.ModuleType("keepdim")
-    package.__path__ = [str(Path(__file__).parent)]
-    sys.modules["keepdim"] = package
+    for name, folder in (("keepdim", Path(__file__).parents[1]), ("keepdim.stablehlo", Path(__file__).parent)):
+        package = types.ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
 
 from keepdim.errors import KeepdimError, fail, sentence, sentence_of, told
-from keepdim.interpreter import evaluate
-from keepdim.mlir import bindings
-from keepdim.refine import Hlo
-from keepdim.worker import DAMAGED, packed, unpacked
+from keepdim.stablehlo.mlir import bindings
+from keepdim.stablehlo.reference_interpreter import evaluate
+from keepdim.stablehlo.refine import Hlo
+from keepdim.stablehlo.worker import DAMAGED, packed, unpacked
 
 MEMORY, COPIES = 2 << 30, 64  # bytes that a job may add to the worker's: at least, and for each byte it is given
 

@@ -19,12 +19,12 @@ from ..artifact.signature import Signature, Transport
 from ..errors import KeepdimError, fail, told
 from ..files import atomic_write, path_of
 from ..ir.program import verify_contract
-from ..mlir import DYNAMIC, Type, bindings
-from ..refine import Hlo
 from ..shapes.contract import DTYPE_OF, MAX_RANK, Contract, Place, Source, Spec, Symbol, solve
 from ..shapes.dim import Dim
 from . import bounded
+from .mlir import DYNAMIC, Type, bindings
 from .program import ELEMENTS, Argument, StableHLOProgram
+from .refine import Hlo
 from .xla import bits
 
 DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}

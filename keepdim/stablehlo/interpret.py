@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import interpreter, worker
-from ..refine import Hlo
+from . import reference_interpreter as interpreter
+from . import worker
+from .refine import Hlo
 from .xla import bits
 
 

@@ -31,12 +31,13 @@ from ..ir.program import NONE, Node, Program, Region, Value, walk
 from ..ir.quant import Quantised, dequantise
 from ..lowering.pipeline import open_sizes
 from ..passes import Lowered
-from ..refine import Hlo
 from ..shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
 from ..shapes.dim import CMPS, Dim
 from .data import ROWS_OF_DATA
 from .program import Argument, StableHLOProgram
-from .table import DTYPES, ROWS, Array, Call, Sizes, iota, number, product, refused, take
+from .refine import Hlo
+from .rules import ROWS
+from .table import DTYPES, Array, Call, Sizes, iota, number, product, refused, take
 from .xla import x64
 
 CHANGES = {"cached_attention": (4, 5)}  # op → the operands that it gives new values, behind its result
