@@ -36,7 +36,7 @@ def sentence(stage: str, subject: str, fact: str, remedy: str = "") -> str:
     """
     parts = [p.strip().removesuffix(".") for p in (fact, remedy)]
     text = f"[{stage}] {subject}: " + " ".join(p + "." for p in parts if p)
-    return _CONTROL.sub(lambda c: c[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda c: f"\\x{ord(c[0]):02x}", text)
 
 
 def fail(stage: str, subject: str, fact: str, remedy: str = "", cause: BaseException | None = None) -> NoReturn:

@@ -1,6 +1,8 @@
 """Where did my dynamic shape go? `audit` follows a model's sizes through every stage to a file, and tries the file.
 
-docs/audit.md has the words and the JSON. What needs all of exir is imported when an audit is made.
+Owns the snapshots of every stage, the verdicts and the trials. Takes a model or a file; gives an `Audit`
+(docs/audit.md has its words and the JSON). What needs all of exir is imported when an audit is made. Never mends what
+it finds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """What we change in torch, ExecuTorch, transformers and jax while we work with them.
 
-Owns every patch of somebody else's internals, each a context manager that puts things back, and the lock under which
-they are applied.
+Owns the lock under which torch is used for lowering, the kernels that keep sizes symbolic while a model is traced,
+and the ShapeEnv that decides no size. Each change is a context manager that puts things back. Never changes anything
+for good.
 """

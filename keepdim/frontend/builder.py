@@ -31,12 +31,12 @@ from ..fx.nodes import (
     shape_env_of,
 )
 from ..fx.symbols import margin, to_dim, to_size
-from ..ir.program import NONE, Node, Part, Program, Region, Value, verify, walk
+from ..ir.program import NONE, Node, Part, Program, Region, Shape, Value, verify, walk
 from ..ir.quant import Quantised, state_shape
 from ..passes import Lowered
 from ..shapes.contract import BLOCKS, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
 from ..shapes.dim import Dim, decide
-from .ops import ROWS, Args, Row, Shape, Unsupported, dim_order_rows
+from .ops import ROWS, Args, Row, Unsupported, dim_order_rows
 
 # Op and operand: a weight or state in another dtype than what is computed in.
 TAKES_STORED = {("linear", 1), ("embedding", 0), ("cached_attention", 4), ("cached_attention", 5)}

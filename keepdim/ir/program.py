@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,13 @@ from ..shapes.dim import CMPS, Dim, never_zero, range_text
 NONE = -1  # a missing optional operand
 MAX_DEPTH = 32  # of regions inside regions; they are read recursively
 Attr = bool | Dim | float | str | tuple[Dim, ...]
+
+
+class Shape(NamedTuple):
+    """What a value is: dtype and dims."""
+
+    dtype: str
+    dims: tuple[Dim, ...]
 
 
 class Value(msgspec.Struct, frozen=True):

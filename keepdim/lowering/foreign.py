@@ -25,6 +25,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ..compat.shape_env import OpenShapeEnv
 from ..errors import fail
 from ..fx.nodes import Mark, Symbols, graph_modules, mark_of
 from ..fx.propagate import settle
@@ -32,7 +33,7 @@ from ..fx.symbols import to_constraints
 from ..shapes.contract import Contract
 from ..shapes.dim import Dim
 from . import shared_weights as owned
-from .partitioner import TAG, OpenShapeEnv
+from .partitioner import TAG
 
 
 @contextlib.contextmanager

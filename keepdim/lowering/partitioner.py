@@ -21,13 +21,13 @@ from executorch.exir.lowered_backend_module import executorch_call_delegate
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from .. import _native
 from ..capture.contract_reader import item_symbols, read
 from ..capture.rewrite import contiguous_layers
+from ..compat.shape_env import keep_open
 from ..compat.tracing import LAYERS
 from ..errors import KeepdimError, fail
 from ..frontend import builder as frontend
@@ -54,24 +54,6 @@ from . import shared_weights as owned
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
 SYMBOLS = "symbols"  # the key of our compile spec
-
-
-class OpenShapeEnv(ShapeEnv):
-    """A ShapeEnv in which a question about a size is answered for the example, but decides nothing.
-
-    ExecuTorch's own checks ask `if size == ...`, which would specialise the size for every later stage. Asserts over
-    data still count: from them the ranges of `.item()` symbols are read when a graph is traced again.
-    """
-
-    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
-        with self.suppress_guards():
-            return super().evaluate_expr(*args, **kwargs)
-
-
-def keep_open(env: ShapeEnv | None) -> None:
-    """Make the ShapeEnv of a program that is about to be lowered an open one."""
-    if type(env) is ShapeEnv:
-        env.__class__ = OpenShapeEnv
 
 
 class KeepdimGgml(BackendDetails):

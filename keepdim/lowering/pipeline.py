@@ -10,14 +10,13 @@ import contextlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as fx_config
 import torch.utils._pytree as pytree
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir.backend.partitioner import Partitioner
@@ -27,16 +26,15 @@ from executorch.exir.program._program import serialize_for_executorch
 from msgspec.structs import replace
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from .. import _native
 from ..artifact import pte
 from ..artifact.external_weights import Source
-from ..artifact.outline import OUTLINE_METHOD, outline
+from ..artifact.outline import OUTLINE_METHOD
 from ..artifact.signature import CONTRACT_METHOD
 from ..capture.contract_reader import read
 from ..capture.export import INT32_MAX, Captured, needs_upper_bound
-from ..compat.tracing import symbolic_sizes
+from ..compat.shape_env import open_sizes
 from ..errors import KeepdimError, fail, told
 from ..files import atomic_path
 from ..frontend.ops import ROWS, Unsupported
@@ -52,7 +50,8 @@ from . import guard, loops
 from . import shared_weights as owned
 from . import single_delegate as whole
 from .foreign import BranchPartitioner, Watched, inner_branches, watched_backends
-from .partitioner import EnginePartitioner, GgmlPartitioner, MLXPartitioner, keep_open, restore_ranges
+from .outline import outline
+from .partitioner import EnginePartitioner, GgmlPartitioner, MLXPartitioner, restore_ranges
 
 log = logging.getLogger("keepdim")
 # ExecuTorch runs these on sizes, but its check of the Edge dialect lists neither them nor rows beyond Core ATen.
@@ -239,18 +238,6 @@ def _write(edge: Any, path: Path, methods: dict[str, str]) -> None:
         with part.open("wb") as f:
             executorch.write_to_file(f)
         pte.seal(part)
-
-
-@contextlib.contextmanager
-def open_sizes(env: Any) -> Iterator[None]:
-    """No stage decides a size; nor whether one is 1, when it traces the program again."""
-    keep_open(env)
-    try:
-        with fx_config.patch(backed_size_oblivious=True), symbolic_sizes():
-            yield
-    finally:
-        if env is not None:
-            env.__class__ = ShapeEnv
 
 
 def _to_edge(program: ExportedProgram, partitioner: list[Partitioner]) -> Any:

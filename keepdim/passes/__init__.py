@@ -1,7 +1,7 @@
 """Rewrites of Programs, each a named function Program → Program that keeps the contract and the numbers.
 
-`run` applies them in order and writes into the Program how many nodes each left. Fusing is by what the engine offers: a
-node that it does not take is not made.
+Owns the order of the passes and how many nodes each leaves, which `run` writes into the Program. Fusing is by what
+the engine offers: a node that it does not take is not made. Takes and gives Programs. Never reads an FX graph.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..frontend.ops import Shape
-from ..ir.program import Node, Program, Region
+from ..ir.program import Node, Program, Region, Shape
 from ..shapes.dim import Dim, decide
 from .graph import COMMUTES, FLOATS, Graph, Made, Takes, anything, drop_dead, renumber, rewrite
 

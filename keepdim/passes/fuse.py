@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..frontend.ops import Shape
-from ..ir.program import NONE, Node, Program
+from ..ir.program import NONE, Node, Program, Shape
 from ..shapes.dim import Dim
 from .clean import swapped
 from .graph import FULL, Graph, Made, Takes, anything, rewrite

@@ -12,8 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..frontend.ops import Shape
-from ..ir.program import NONE, Node, Part, Program, Region, Spec, Value, walk
+from ..ir.program import NONE, Node, Part, Program, Region, Shape, Spec, Value, walk
 from ..shapes.contract import BLOCKS
 from ..shapes.dim import Dim
 

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import torch
 from msgspec.structs import replace
 
-from ..frontend.ops import Shape
-from ..ir.program import NONE, Node, Program, walk
+from ..ir.program import NONE, Node, Program, Shape, walk
 from ..shapes.dim import Dim
 from .graph import Graph, Takes, anything, drop_dead
 from .magnitude import LARGEST, NARROWS, Magnitudes

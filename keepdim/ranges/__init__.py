@@ -1,4 +1,8 @@
-"""Several implementations of one function, each for a range of some size: declared, checked, tuned, exported."""
+"""Several implementations of one function, each for a range of some size: declared, checked, tuned, exported.
+
+Owns `dispatch`, its checks and its tuning, the leaves of nested `torch.cond` in a graph, and the thresholds of the
+engines. Takes functions and axes; gives a module that exports, and tables of ranges. Never lowers anything.
+"""
 
 from .branches import Leaf, implementations, recording
 from .declare import Dispatch, Implementation, dispatch

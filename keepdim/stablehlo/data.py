@@ -14,9 +14,9 @@ import torch
 from jax import lax
 
 from ..frontend.ops import ROWS as OPS
-from ..frontend.ops import Args, Shape, Sink, Unsupported
+from ..frontend.ops import Args, Sink, Unsupported
 from ..frontend.ops import Row as OpRow
-from ..ir.program import NONE
+from ..ir.program import NONE, Shape
 from ..shapes.dim import Dim
 from .table import Array, Call, highest, iota, nonempty, product, row, take
 

@@ -21,6 +21,7 @@ from ..artifact.signature import Signature
 from ..capture.contract_reader import read
 from ..capture.export import Captured, capture
 from ..compat.lock import in_turn
+from ..compat.shape_env import open_sizes
 from ..errors import fail
 from ..frontend import builder as frontend
 from ..frontend.ops import ROWS as OPS
@@ -29,7 +30,6 @@ from ..fx.nodes import Symbols, shape_env_of
 from ..fx.propagate import settle
 from ..ir.program import NONE, Node, Program, Region, Value, walk
 from ..ir.quant import Quantised, dequantise
-from ..lowering.pipeline import open_sizes
 from ..passes import Lowered
 from ..shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
 from ..shapes.dim import CMPS, Dim

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ...ir import torch_ops  # noqa: F401  (defines the ops)
-from ...ir.program import NONE
+from ...ir.program import NONE, Shape
 from ...shapes.dim import Dim, decide
-from .table import Args, Shape, Sink, Unsupported, aten, op
+from .table import Args, Sink, Unsupported, aten, op
 
 
 def _sdpa(b: Sink, name: str, a: Args, out: Shape) -> int:

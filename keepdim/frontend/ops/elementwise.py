@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from ...ir.program import Shape
 from ...shapes.contract import DTYPE_OF
 from ...shapes.dim import Dim
-from .table import Args, Lower, Shape, Sink, Unsupported, aten, broadcast, cast, op, promote
+from .table import Args, Lower, Sink, Unsupported, aten, broadcast, cast, op, promote
 
 TRUTH = "bool"
 # Beside a half torch rounds the number of these to that dtype first; of products and quotients it does not.

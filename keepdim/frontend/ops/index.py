@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...ir.program import Shape
 from ...shapes.dim import Dim, decide
-from .table import Args, Shape, Sink, Unsupported, aten, axis_of, cast, op, reshape
+from .table import Args, Sink, Unsupported, aten, axis_of, cast, op, reshape
 
 ONE = (Dim.const(1),)
 LEAST = {"i8": -(2**7), "u8": 0, "i16": -(2**15), "i32": -(2**31), "i64": -(2**63), "bool": 0}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...ir.program import NONE
+from ...ir.program import NONE, Shape
 from ...shapes.dim import Dim
-from .table import Args, Lower, Shape, Sink, Unsupported, aten, broadcast, op, reshape
+from .table import Args, Lower, Sink, Unsupported, aten, broadcast, op, reshape
 
 ONE = Dim.const(1)
 

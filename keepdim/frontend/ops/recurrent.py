@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...ir.program import NONE
+from ...ir.program import NONE, Shape
 from ...shapes.dim import Dim, decide
-from .table import Args, Lower, Outs, Shape, Sink, Unsupported, aten, op
+from .table import Args, Lower, Outs, Sink, Unsupported, aten, op
 
 
 def _select(b: Sink, value: int, index: Dim) -> int:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from ...ir.program import Shape
 from ...shapes.dim import Dim
-from .table import Args, Outs, Shape, Sink, Unsupported, aten, axes_of, axis_of, cast, op
+from .table import Args, Outs, Sink, Unsupported, aten, axes_of, axis_of, cast, op
 
 
 def _axes(a: Args, rank: int) -> tuple[Dim, ...]:

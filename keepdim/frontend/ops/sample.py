@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .table import Args, Outs, Shape, Sink, aten, op
+from ...ir.program import Shape
+from .table import Args, Outs, Sink, aten, op
 
 INTERPOLATION = ("bilinear", "nearest", "bicubic")
 PADDING = ("zeros", "border", "reflection")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...ir.program import Shape
 from ...shapes.dim import Dim, decide, dmax, dmin
 from .table import (
     PLACEMENT,
@@ -11,7 +12,6 @@ from .table import (
     Args,
     Lower,
     Outs,
-    Shape,
     Sink,
     Unsupported,
     aten,

@@ -15,7 +15,7 @@ import torch
 import torch._decomp
 from torch._ops import OpOverload
 
-from ...ir.program import NONE
+from ...ir.program import NONE, Shape
 from ...shapes.contract import DTYPE_OF, DTYPES
 from ...shapes.dim import Dim, decide
 
@@ -25,13 +25,6 @@ Outs = int | list[int | None]  # value ids; a list for ops that return several t
 
 class Unsupported(Exception):
     """Why a node is not taken; the text becomes the reason in the report."""
-
-
-class Shape(NamedTuple):
-    """What a value is: dtype and dims."""
-
-    dtype: str
-    dims: tuple[Dim, ...]
 
 
 class Sink(Protocol):

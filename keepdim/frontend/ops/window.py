@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...ir.program import NONE
+from ...ir.program import NONE, Shape
 from ...shapes.dim import Dim, decide
-from .table import Args, Lower, Outs, Shape, Sink, Unsupported, aten, op, reshape
+from .table import Args, Lower, Outs, Sink, Unsupported, aten, op, reshape
 
 
 def _each(dims: Sequence[Dim], rank: int, default: Sequence[Dim] = ()) -> tuple[Dim, ...]:
