@@ -3,7 +3,7 @@
     python bench/kernels.py [--csv bench/kernels.csv] [--only NAME …] [--threads 2]
 
 A row is one op in one form: a Program of that node, run by the engine without ExecuTorch. Torch computes what
-`keepdim.reference` says the op means, made contiguous as a Program's results are. The two are interleaved; the best
+`keepdim.ir.reference` says the op means, made contiguous as a Program's results are. The two are interleaved; the best
 of each counts. Above 3 a kernel is not finished. Attention with a cache is measured by `bench/llm.py`.
 """
 

@@ -411,7 +411,7 @@ def test_a_fork_while_another_thread(what: str, tmp_path: Path) -> None:
 FORK_WHILE_LOWERING = """
 import os, sys, threading
 import torch, keepdim
-from keepdim import turns
+from keepdim.compat import lock as turns
 inside, leave = threading.Event(), threading.Event()
 def lowers():
     with turns._turn:

@@ -274,7 +274,7 @@ def test_a_file_runs_nothing(name, tmp_path, monkeypatch):
     forged_file(tmp_path / "forged.pte", "out_spec", FORGED[name], monkeypatch)
     script = (
         "import keepdim, sys, torch\n"
-        "from keepdim.cli import main\n"
+        "from keepdim.cli.commands import main\n"
         "seen = []\n"
         "sys.addaudithook(lambda event, args: event in ('ctypes.dlopen', 'os.system', 'subprocess.Popen')"
         " and seen.append((event, args)))\n"

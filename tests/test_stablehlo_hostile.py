@@ -91,8 +91,8 @@ def test_a_worker_is_light_and_quiet(good: Path, capfd: pytest.CaptureFixture[st
 
 FORK = """
 import os, sys
-from keepdim import worker
-from keepdim.refine import Hlo
+from keepdim.stablehlo import worker
+from keepdim.stablehlo.refine import Hlo
 def static():
     return Hlo.load(sys.argv[1]).run(["remove-dynamism"], ["tensor<4xf32>"]).static
 assert static()

@@ -82,7 +82,7 @@ def test_a_bad_template_ends(template: str) -> None:
 def test_memory_of_a_template_is_bounded() -> None:
     """Of the greedy ones above, no child took more than its limit."""
     script = (
-        "import resource\nfrom keepdim.templates import render\nfrom keepdim import KeepdimError\n"
+        "import resource\nfrom keepdim.models.templates import render\nfrom keepdim import KeepdimError\n"
         f"for template in {[BAD[k] for k in ('string', 'list', 'doubling', 'power', 'long')]!r}:\n"
         "    try:\n        render(template, {'messages': []})\n    except KeepdimError:\n        pass\n"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"

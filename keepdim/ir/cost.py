@@ -71,7 +71,7 @@ FLOPS: dict[str, Cost] = {
 def flops(p: Program, n: Node) -> Dim:
     """Operations of one node; those of a choice are those of the branch that is taken, and stand there.
 
-    >>> from keepdim.text import parse_program
+    >>> from keepdim.ir.text import parse_program
     >>> p = parse_program('''keepdim program 1
     ... symbol s: 1..8 from x.size(0) = (1) * s + (0)
     ... input x: f32[s, 16]

@@ -30,7 +30,7 @@ def cached_attention(
 ) -> torch.Tensor:
     """Put the new keys and values behind the filled rows, and let each query see the rows up to its own.
 
-    >>> import torch, keepdim.torch_ops as ops
+    >>> import torch, keepdim.ir.torch_ops as ops
     >>> cache = torch.zeros(2, 1, 1, 8, 4)
     >>> x = torch.randn(1, 1, 3, 4)
     >>> y = ops.cached_attention(x, x, x, *cache, torch.tensor([0]), 0.5)

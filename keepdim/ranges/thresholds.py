@@ -126,7 +126,7 @@ def _bytes(w: torch.Tensor, dtype: str) -> bytes:
 def cut(table: Table) -> int:
     """The most rows for which `few` is the better one, with one cut; 0 where it never is.
 
-    >>> from keepdim.tables import Measured
+    >>> from keepdim.artifact.range_table import Measured
     >>> times = {1: (2, 9), 2: (4, 9), 4: (10, 9), 8: (20, 9)}
     >>> cut(Table("", {}, {}, [], [Measured({"m": m}, {"few": a, "many": b}) for m, (a, b) in times.items()]))
     2
