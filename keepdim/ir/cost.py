@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 
+from ..errors import fail
 from ..shapes.contract import BLOCKS, DTYPE_BYTES
 from ..shapes.dim import Dim
 from .program import NONE, Node, Program, Value
@@ -85,9 +86,13 @@ def flops(p: Program, n: Node) -> Dim:
         return Dim.const(0)
     ins = [p.value(i) for i in n.ins if i != NONE]
     out = p.value(n.outs[0])
-    if n.op in FLOPS:
-        return FLOPS[n.op](n, ins, out)
-    return numel(ins[0].dims if n.op in REDUCES else out.dims)
+    try:
+        if n.op in FLOPS:
+            return FLOPS[n.op](n, ins, out)
+        return numel(ins[0].dims if n.op in REDUCES else out.dims)
+    except (IndexError, KeyError, AttributeError, TypeError) as e:  # engines check operands, when a file is loaded
+        fail("verify", f"node {n.op!r}", f"has other operands or attributes than the op takes ({len(ins)} operands)",
+             "Lower the model again", e)  # fmt: skip
 
 
 def moved(p: Program, n: Node) -> Dim:
