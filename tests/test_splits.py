@@ -65,7 +65,10 @@ def test_what_was_tuned_is_used_by_later_processes(own_cache: Path) -> None:
     changed = {"few_rows.q8_0": 7, "work_per_thread": 12345}
     splits.kept().parent.mkdir(parents=True)
     splits.kept().write_text('{"few_rows.q8_0": 7, "work_per_thread": 12345}')
-    code = "from keepdim import _native, splits; splits.use(); import json; print(json.dumps(_native.splits('ggml')))"
+    code = (
+        "import json; from keepdim import _native; from keepdim.ranges import thresholds; thresholds.use(); "
+        "print(json.dumps(_native.splits('ggml')))"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert {k: v for k, v in json.loads(found).items() if k in changed} == changed
     splits.use()
