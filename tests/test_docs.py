@@ -55,9 +55,9 @@ LEFT = {
 }
 
 INTRODUCTION = """\
-Written by `pytest tests/test_docs.py --regen-golden` from the rules of keepdim/frontend/ops and torch's list of Core ATen
-ops. A node is taken when its row, its dtypes and its contract allow it; the report of a lowering says why one was not. What is
-not taken runs on ExecuTorch's kernels where it has one."""
+Written by `pytest tests/test_docs.py --regen-golden` from the rules of keepdim/frontend/ops and torch's list of Core
+ATen ops. A node is taken when its row, its dtypes and its contract allow it; the report of a lowering says why one
+was not. What is not taken runs on ExecuTorch's kernels where it has one."""
 
 
 def core_ops() -> dict[str, list[str]]:

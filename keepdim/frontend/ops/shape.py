@@ -333,8 +333,10 @@ op("cast", aten.dropout.default, lower=_dropout)
 
 
 def dim_order_rows() -> None:
-    """Copies in ExecuTorch's own dialect; registered once its ops are loaded."""
+    """Copies in ExecuTorch's own dialect; registered once its ops are loaded, without which no program has them."""
     edge = torch.ops.dim_order_ops
+    if not hasattr(edge, "_to_dim_order_copy"):
+        return
     for target in (edge._to_dim_order_copy.default, edge._clone_dim_order.default):
         if target not in ROWS:
             op("cast", target, lower=_copy)
