@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from contracts import CASES
+from mutants import pte
 from test_contracts import lower, split
 
 import keepdim
 from keepdim import KeepdimError
+from keepdim.artifact.signature import CONTRACT_METHOD
 
 # What a flat list of inputs cannot say: (case, part of the sentence) → why.
 STRUCTURE = "a C++ program passes a flat list of inputs: there is no structure to compare"
@@ -96,6 +99,23 @@ def test_a_bad_file(golden: Path, tmp_path: Path) -> None:
         assert done.returncode == 1 and str(e.value) in done.stderr
     done = subprocess.run([apps.program(), tmp_path / "none.pte", path, path], capture_output=True, text=True)
     assert done.returncode == 1 and "none.pte: cannot be opened (No such file or directory)." in done.stderr
+
+
+def test_a_forged_signature(tmp_path: Path) -> None:
+    """Inputs that are said to be changed have to be tensors, each once: refused when the file is loaded."""
+    path = tmp_path / "m.pte"
+    for name, inputs in (("integers", [1]), ("linear", [0, 0])):
+
+        def change(program: Any, inputs: list[int] = inputs) -> None:
+            plan = next(p for p in program.execution_plan if p.name == CONTRACT_METHOD)
+            text = plan.values[plan.outputs[0]].val
+            body = json.loads(text.string_val)
+            body["signature"]["mutated"] = inputs
+            text.string_val = json.dumps(body)
+
+        path.write_bytes(pte.forged(name, change))
+        done = subprocess.run([apps.program(), path, path, tmp_path / "r"], capture_output=True, text=True)
+        assert done.returncode == 1 and "'mutated' names an input twice, or one that is not a tensor" in done.stderr
 
 
 def test_threads(golden: Path, tmp_path: Path) -> None:

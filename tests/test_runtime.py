@@ -393,3 +393,26 @@ def test_import_order(order: str, file: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[-2] == "torch.Size([1, 2, 16]) KeepdimGgml KeepdimMlx"
+
+
+def test_counters_do_not_wait_for_a_call() -> None:
+    """Another thread's long call keeps neither `counters` nor `load` of another file, nor all of Python, waiting."""
+
+    class Long(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(12):
+                x = torch.softmax(x @ x, -1)
+            return x
+
+    busy = keepdim.lower(Long(), (torch.randn(1024, 1024),))
+    for _ in range(20):  # a thread that is kept waiting may look too late
+        before, seen = busy.counters()[0]["calls"], set()
+        thread = threading.Thread(target=busy, args=(torch.randn(1024, 1024),))
+        thread.start()
+        while thread.is_alive():
+            seen.add(busy.counters()[0]["calls"])
+        assert busy.counters()[0]["calls"] == before + 1
+        if before in seen:
+            break
+    else:
+        pytest.fail("no counters were seen while a call was under way")

@@ -112,3 +112,21 @@ def test_limits_are_the_childs_alone() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     render("x", {})
     assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_nothing_of_the_current_folder_is_imported(tmp_path: Path) -> None:
+    """Neither by the process of a template nor by the worker, also where this one has '' in its path (`python -c`)."""
+    (tmp_path / "jinja2.py").write_text("open('ran', 'w')")
+    code = (
+        "import os, sys; from keepdim.files import search_path; from keepdim.models import templates\n"
+        f"assert '' in sys.path and '' not in search_path(); import jinja2; os.chdir({str(tmp_path)!r})\n"
+        "assert templates.render('{{ x }}', {'x': 7}) == '7'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0 and not (tmp_path / "ran").exists(), done.stderr[-2000:]
+
+
+def test_a_template_cannot_steer_a_terminal() -> None:
+    """What it raises is shown, its control characters as they are written."""
+    with pytest.raises(KeepdimError, match=r"\\x1b\[2Jgone"):
+        render("{{ raise_exception('\x1b[2Jgone') }}", {})
