@@ -1,7 +1,7 @@
 """Write the argument types of ExecuTorch's kernels as a C++ table, from the schemas that torch and ExecuTorch have.
 
-Usage: kernel_arguments.py OUTPUT. `runtime/pte_verify.cpp` compares every kernel call of a file with it, since a kernel
-ends the process when an argument has another type.
+Usage: kernel_arguments.py OUTPUT. `runtime/artifact/kernel_signatures.cpp` includes it; every kernel call of a file is
+compared with it, since a kernel ends the process when an argument has another type.
 """
 
 import re

@@ -1,19 +1,20 @@
-// Build: from rows to a ggml graph with every byte placed. Owns no memory that a plan points to.
-#include "build.h"
-
-#include "splits.h"
+// Build: creates a ggml graph with a static memory layout from the nodes of a program.
+#include "ggml/build.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
+
+#include "ggml/thresholds.h"
 
 namespace keepdim::ggml {
 namespace {
 
 constexpr int64_t kAlign = 64;
-constexpr size_t kChunk = 32 * 1024;       // of a pool, at most
-constexpr double kWorkPerStep = 5'000;     // multiply-adds that pay, a step, for its barrier
+constexpr size_t kChunk = 32 * 1024;    // maximum chunk size of a pool
+constexpr double kWorkPerStep = 5'000;  // multiply-adds per step that justify a thread barrier
 
 int64_t align(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -59,10 +60,10 @@ void Loop::merge() {
   int kept = 0;
   for (int d = 0; d < rank; ++d) {
     if (dims[d] == 1) continue;
-    bool joins = kept > 0;
-    for (int o = 0; o < kMaxOperands && joins; ++o) joins = strides[o][kept - 1] == strides[o][d] * dims[d];
-    if (!joins) ++kept;
-    dims[kept - 1] = joins ? dims[kept - 1] * dims[d] : dims[d];
+    bool mergeable = kept > 0;
+    for (int o = 0; o < kMaxOperands && mergeable; ++o) mergeable = strides[o][kept - 1] == strides[o][d] * dims[d];
+    if (!mergeable) ++kept;
+    dims[kept - 1] = mergeable ? dims[kept - 1] * dims[d] : dims[d];
     for (int o = 0; o < kMaxOperands; ++o) strides[o][kept - 1] = strides[o][d];
   }
   rank = kept;
@@ -75,7 +76,7 @@ int64_t Loop::count() const {
   return n;
 }
 
-bool fits(const Tensor& x, const Tensor& out) {
+bool broadcastable(const Tensor& x, const Tensor& out) {
   if (x.rank > out.rank) return false;
   for (int d = 0; d < x.rank; ++d) {
     const int64_t size = x.dims[x.rank - 1 - d];
@@ -84,8 +85,29 @@ bool fits(const Tensor& x, const Tensor& out) {
   return true;
 }
 
-bool same_dims(const Tensor& a, const Tensor& b) {
-  return a.rank == b.rank && std::equal(a.dims, a.dims + a.rank, b.dims);
+bool same_dims(const Tensor& a, const Tensor& b) { return a.rank == b.rank && std::equal(a.dims, a.dims + a.rank, b.dims); }
+
+bool is_channels_last(const Tensor& t) {
+  Tensor stored = t;
+  if (t.rank < 3 || t.contiguous()) return false;
+  set_channels_last(stored);
+  return same_layout(t, stored);
+}
+
+bool same_layout(const Tensor& a, const Tensor& b) {
+  if (!same_dims(a, b)) return false;
+  for (int d = 0; d < a.rank; ++d)
+    if (a.dims[d] != 1 && a.strides[d] != b.strides[d]) return false;
+  return true;
+}
+
+void set_channels_last(Tensor& t) {
+  int64_t stride = t.width();
+  for (int i = 0; i < t.rank; ++i) {
+    const int d = i == 0 ? 1 : i == t.rank - 1 ? 0 : t.rank - i;  // channels, then the last spatial dim, .., the batch
+    t.strides[d] = stride;
+    stride *= t.dims[d];
+  }
 }
 
 std::string dims_text(const Tensor& t) {
@@ -96,13 +118,14 @@ std::string dims_text(const Tensor& t) {
 
 Loop broadcast(const Tensor& out, std::initializer_list<const Tensor*> ins) {
   Loop loop;
-  for (int d = 0; d < out.rank; ++d) {
+  int order[kMaxRank];  // of memory: the innermost run is contiguous whatever the layout
+  std::iota(order, order + out.rank, 0);
+  std::stable_sort(order, order + out.rank, [&](int a, int b) { return out.strides[a] > out.strides[b]; });
+  for (int i = 0; i < out.rank; ++i) {
+    const int d = order[i];
     int64_t strides[kMaxOperands - 1] = {};
     int o = 0;
-    for (const Tensor* x : ins) {
-      const int own = d - (out.rank - x->rank);
-      strides[o++] = own >= 0 && x->dims[own] != 1 ? x->strides[own] : 0;
-    }
+    for (const Tensor* x : ins) strides[o++] = broadcast_stride(*x, out.rank, d);
     loop.push(out.dims[d], out.strides[d], strides[0], strides[1], strides[2]);
   }
   loop.merge();
@@ -123,7 +146,7 @@ void Job::fail(int64_t position, const std::string& fact) const {
   error->set(this, position, "[run] " + node->op + " '" + *name + "': " + fact);
 }
 
-void* Pool::take(size_t bytes) {
+void* Pool::allocate(size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
   if (bytes > left_) {
     const size_t chunk = std::max(bytes, std::min(kChunk, bytes_ + 2048));
@@ -140,14 +163,14 @@ void* Pool::take(size_t bytes) {
 
 size_t GgmlPlan::bytes() const {
   const size_t places = in_arena.capacity() + in_inputs.capacity() + in_outputs.capacity();
-  const size_t lists = places * sizeof(Place) + data.capacity() * sizeof(Data) + makers.capacity() * sizeof(makers[0]);
+  const size_t lists =
+      places * sizeof(PointerPatch) + data.capacity() * sizeof(Data) + node_of_step.capacity() * sizeof(node_of_step[0]);
   return sizeof(*this) + block_bytes + pool.bytes() + lists;
 }
 
-// ---- the node under construction
+// ---- the current node
 
-Build::Build(const Program& program, const std::vector<const void*>& constants)
-    : program_(program), constants_(constants) {}
+Build::Build(const Program& program, const std::vector<const void*>& constants) : program_(program), constants_(constants) {}
 
 const Attr* Build::attr(const char* name) const {
   size_t i = 0;
@@ -178,12 +201,12 @@ Scalar Build::scalar(const char* name) {
     result.real = number(name);
     return result;
   }
-  result.is_whole = true;
-  result.whole = sizes_[*id];
+  result.is_integer = true;
+  result.integer = sizes_[*id];
   bool data = false;
   for (const AttrRule& rule : node_->rule->attrs) data |= rule.data && std::strcmp(rule.name, name) == 0;
   if (data && !program_.contract.dims.is_constant(*id)) {
-    auto* where = static_cast<int64_t*>(plan_->pool.take(sizeof(int64_t)));
+    auto* where = static_cast<int64_t*>(plan_->pool.allocate(sizeof(int64_t)));
     plan_->data.push_back({*id, where});
     result.data = where;
   }
@@ -199,7 +222,7 @@ void Build::refuse(const std::string& fact) const {
 int64_t Build::checked_bytes(const Tensor& t) const {
   int64_t bytes = t.width();
   bool empty = false;
-  for (int d = 0; d < t.rank; ++d) {  // the strides of an empty tensor are counted too
+  for (int d = 0; d < t.rank; ++d) {  // strides of an empty tensor must not overflow either
     empty |= t.dims[d] == 0;
     if (__builtin_mul_overflow(bytes, std::max<int64_t>(t.dims[d], 1), &bytes)) over_limit(INT64_MAX);
   }
@@ -234,20 +257,20 @@ void Build::allocate(Tensor& out) {
   out.offset = 0;
 }
 
-void* Build::take_table(int64_t count, int64_t width) {
+void* Build::allocate_table(int64_t count, int64_t width) {
   int64_t bytes = 0, total = 0;
   if (__builtin_mul_overflow(count, width, &bytes) ||
       __builtin_add_overflow(bytes, static_cast<int64_t>(plan_->pool.bytes()), &total))
     over_limit(INT64_MAX);
   if (total > limit_) over_limit(total);
-  return plan_->pool.take(static_cast<size_t>(bytes));
+  return plan_->pool.allocate(static_cast<size_t>(bytes));
 }
 
 ggml_context* Build::context() {
-  constexpr size_t room = 4;  // what one step may take
-  if (tensors_left_ < room) {
-    // The first block is as large as the last plan was in all.
-    const size_t count = std::max<size_t>(plan_->contexts.empty() ? tensors_used_ + room : 64, 16);
+  constexpr size_t max_tensors_per_step = 4;
+  if (tensors_left_ < max_tensors_per_step) {
+    // The first block is sized for as many tensors as the previous plan used.
+    const size_t count = std::max<size_t>(plan_->contexts.empty() ? tensors_used_ + max_tensors_per_step : 64, 16);
     const size_t bytes = count * ggml_tensor_overhead();
     plan_->blocks.emplace_back(new char[bytes]);
     plan_->block_bytes += bytes;
@@ -258,14 +281,13 @@ ggml_context* Build::context() {
   return plan_->contexts.back().get();
 }
 
-void Build::refer(void** where, const Tensor& t) {
+void Build::add_reference(void** where, const Tensor& t) {
   if (t.buffer >= 0) references_.push_back({where, t.buffer, t.offset});
 }
 
-void Build::add_step(ggml_tensor* node, const Tensor& out, std::initializer_list<const Tensor*> ins,
-                     uint8_t inplace) {
+void Build::add_step(ggml_tensor* tensor, const Tensor& out, std::initializer_list<const Tensor*> ins, uint8_t inplace) {
   const auto index = static_cast<int32_t>(steps_.size());
-  Step step{node, out.buffer, {}, inplace, node_ ? node_->node : nullptr};
+  Step step{tensor, out.buffer, {}, inplace, node_ ? node_->node : nullptr};
   std::fill(std::begin(step.ins), std::end(step.ins), -1);
   buffers_[out.buffer].last = index;
   int i = 0;
@@ -273,53 +295,55 @@ void Build::add_step(ggml_tensor* node, const Tensor& out, std::initializer_list
     step.ins[i++] = x->buffer;
     if (x->buffer >= 0) buffers_[x->buffer].last = index;
   }
-  node->flags |= GGML_TENSOR_FLAG_COMPUTE;
+  tensor->flags |= GGML_TENSOR_FLAG_COMPUTE;
   steps_.push_back(step);
 }
 
 void Build::step(Kernel kernel, Job* job, const Tensor& out, std::initializer_list<const Tensor*> ins, double cost,
                  bool elementwise) {
-  if (!kernel) fail(Code::internal, "[build] " + (node_ ? node_->node->op + " '" + name() + "'" : "result") + ": no kernel for its dtype.");
-  // The node stands only for the call; shapes and pointers are in the job.
-  ggml_tensor* node =
-      ggml_custom_4d(context(), GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, kernel, GGML_N_TASKS_MAX, job);
+  if (!kernel)
+    fail(Code::internal, "[build] " + (node_ ? node_->node->op + " '" + name() + "'" : "result") + ": no kernel for its dtype.");
+  // The ggml tensor only carries the kernel; shapes and pointers are in the job.
+  ggml_tensor* tensor = ggml_custom_4d(context(), GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, kernel, GGML_N_TASKS_MAX, job);
   --tensors_left_;
   ++tensors_used_;
   job->error = &plan_->error;
-  if (node_) job->node = node_->node, job->name = &name();  // before the first node only results are copied
-  refer(&job->data[0], out);
+  if (node_) job->node = node_->node, job->name = &name();  // without a node: a copy to an output
+  add_reference(&job->data[0], out);
   int i = 0;
   uint8_t inplace = 0;
   for (const Tensor* x : ins) {
-    const bool same = elementwise && x->offset == 0 && x->width() == out.width() && same_dims(*x, out) &&
-                      x->contiguous();
+    const bool same = elementwise && x->offset == 0 && x->width() == out.width() && same_layout(*x, out);
     inplace |= static_cast<uint8_t>(same << i);
-    refer(&job->data[++i], *x);
+    add_reference(&job->data[++i], *x);
   }
   work_ += cost;
-  add_step(node, out, ins, inplace);
+  add_step(tensor, out, ins, inplace);
 }
 
-Tensor Build::map(Block block, DType type, DType made, Tensor out, std::initializer_list<const Tensor*> ins,
-                  const MapJob& numbers, double cost) {
-  if (!block) fail(Code::internal, "[build] " + node_->node->op + " '" + name() + "': no function for its dtype.");
+Tensor Build::map(ElementwiseFn fn, DType type, DType result_type, Tensor out, std::initializer_list<const Tensor*> ins,
+                  const MapJob& scalars, double cost) {
+  if (!fn) fail(Code::internal, "[build] " + node_->node->op + " '" + name() + "': no function for its dtype.");
+  for (const Tensor* x : ins)  // images stay in the layout that convolutions gave them
+    if (same_dims(*x, out) && is_channels_last(*x)) set_channels_last(out);
   allocate(out);
   if (out.buffer < 0) return out;
   auto* job = make<MapJob>();
-  *job = numbers;
-  job->block = block;
+  *job = scalars;
+  job->fn = fn;
   job->loop = broadcast(out, ins);
-  job->width[0] = static_cast<int64_t>(dtype_bytes(made));
-  job->write = out.dtype == made ? nullptr : converter(made, out.dtype);
-  job->move[0] = converter(made, made);
+  job->width[0] = static_cast<int64_t>(dtype_bytes(result_type));
+  job->write = out.dtype == result_type ? nullptr : converter(result_type, out.dtype);
+  job->strided_copy[0] = converter(result_type, result_type);
   for (const Tensor* x : ins) {
     const int o = ++job->operands;
     const DType as = job->condition && o == 1 ? DType::boolean : type;
     job->width[o] = static_cast<int64_t>(dtype_bytes(as));
     job->read[o] = x->dtype == as ? nullptr : converter(x->dtype, as);
-    job->move[o] = converter(as, as);
+    job->strided_copy[o] = converter(as, as);
   }
-  step(map_kernel(), job, out, ins, cost * static_cast<double>(out.count()), true);
+  const Kernel kernel = has_transposed(*job) ? map_tiles_kernel() : repeated_row(*job) ? map_rows_kernel() : map_kernel();
+  step(kernel, job, out, ins, cost * static_cast<double>(out.count()), true);
   return out;
 }
 
@@ -327,10 +351,10 @@ Tensor Build::cast(const Tensor& x, DType dtype) {
   if (x.dtype == dtype) return x;
   Tensor out = x;
   out.dtype = dtype;
-  out.pack();
+  is_channels_last(x) ? set_channels_last(out) : out.pack();
   allocate(out);
   if (out.buffer < 0) return out;
-  auto* job = make<CopyJob>();
+  auto* job = make<CastJob>();
   job->convert = converter(x.dtype, dtype);
   job->loop = broadcast(out, {&x});
   step(cast_kernel(), job, out, {&x}, 4.0 * static_cast<double>(out.count()), true);
@@ -353,6 +377,15 @@ Tensor Build::contiguous(const Tensor& x) {
   return out;
 }
 
+Tensor Build::channels_last(const Tensor& x) {
+  Tensor out = x;
+  set_channels_last(out);
+  if (same_layout(x, out)) return x;
+  allocate(out);
+  copy_into(out, x);
+  return out;
+}
+
 Tensor Build::fill(Tensor out, Scalar start, Scalar stride) {
   allocate(out);
   if (out.buffer < 0) return out;
@@ -366,7 +399,7 @@ Tensor Build::fill(Tensor out, Scalar start, Scalar stride) {
 
 Tensor Build::mul_mat(Tensor out, const Tensor& weight, const Tensor& rows, int64_t m, const Loop& batch) {
   const int64_t k = weight.dims[weight.rank - 1], n = weight.dims[weight.rank - 2];
-  // ggml counts a row in 32 bits.
+  // ggml uses 32-bit row sizes.
   if (k > INT32_MAX || n > INT32_MAX) refuse("a product over rows of " + std::to_string(k) + " is too large.");
   allocate(out);
   ggml_context* ctx = context();
@@ -383,18 +416,19 @@ Tensor Build::mul_mat(Tensor out, const Tensor& weight, const Tensor& rows, int6
   ggml_tensor* y = ::ggml_mul_mat(ctx, w, x);
   tensors_left_ -= 3;
   tensors_used_ += 3;
-  refer(&w->data, weight);
-  refer(&x->data, rows);
-  refer(&y->data, out);
+  add_reference(&w->data, weight);
+  add_reference(&x->data, rows);
+  add_reference(&y->data, out);
   work_ += static_cast<double>(out.count()) * static_cast<double>(k);
   add_step(y, out, {&weight, &rows}, 0);
   return out;
 }
 
-// ---- the whole plan
+// ---- plan construction
 
 void Build::over_limit(int64_t bytes) const {
-  keepdim::over_limit("ggml", program_.contract, sizes_, bytes == INT64_MAX ? SIZE_MAX : static_cast<size_t>(bytes), static_cast<size_t>(limit_));
+  keepdim::over_limit("ggml", program_.contract, sizes_, bytes == INT64_MAX ? SIZE_MAX : static_cast<size_t>(bytes),
+                      static_cast<size_t>(limit_));
 }
 
 void Build::start(const int64_t* sizes, size_t limit) {
@@ -410,7 +444,7 @@ void Build::start(const int64_t* sizes, size_t limit) {
   for (size_t i = 0; i < program_.values.size(); ++i) {
     const Value& value = program_.values[i];
     if (value.kind == Value::Kind::temp || dtype_bytes(value.dtype) == 0) continue;
-    if (value.dims.size() > kMaxRank) continue;  // no node takes it: that has been checked
+    if (value.dims.size() > kMaxRank) continue;  // not used by any node (checked at load)
     Tensor t = shape_of(static_cast<int32_t>(i));
     const int64_t bytes = checked_bytes(t);
     const auto kind = value.kind == Value::Kind::input ? Buffer::Kind::input : Buffer::Kind::constant;
@@ -419,7 +453,7 @@ void Build::start(const int64_t* sizes, size_t limit) {
   }
 }
 
-void Build::add_node(const Resolved& node) {
+void Build::add_node(const ResolvedNode& node) {
   node_ = &node;
   widened_.clear();
   const Rule& rule = *node.rule;
@@ -431,33 +465,35 @@ void Build::add_node(const Resolved& node) {
     out_.pack();
     std::vector<Tensor> seen(ins());
     for (size_t i = 0; i < ins(); ++i)
-      if (has(i)) seen[i] = rule.type_of(i) == 'T' ? cast(in(i), compute_type(in(i).dtype)) : in(i);
+      if (has(i))  // a packed weight is not read again
+        seen[i] = rule.type_of(i) == 'T' && !(node.packed && i == 1) ? cast(in(i), compute_type(in(i).dtype)) : in(i);
     widened_ = std::move(seen);
   }
-  Tensor result = node.row->build(*this);
+  Tensor result = node.builder->build(*this);
   if (result.dtype != out_.dtype || !same_dims(result, out_))
     fail(Code::internal, "[build] " + node.node->op + " '" + name() + "': built " + dims_text(result) + " " +
-                             dtype_name(result.dtype) + ", the program says " + dims_text(out_) + " " +
-                             dtype_name(out_.dtype) + ".");
+                             dtype_name(result.dtype) + ", the program says " + dims_text(out_) + " " + dtype_name(out_.dtype) +
+                             ".");
   values_[id] = cast(result, wanted.dtype);
 }
 
-// Of a cond, the branch that these sizes take.
-void Build::add_nodes(const std::vector<Resolved>& nodes) {
-  for (const Resolved& node : nodes) {
+// For a cond, adds only the branch taken at these sizes.
+void Build::add_nodes(const std::vector<ResolvedNode>& nodes) {
+  for (const ResolvedNode& node : nodes) {
     if (!is_cond(*node.node)) {
       add_node(node);
       continue;
     }
-    const Region& region = taken(*node.node, sizes_);
+    const Region& region = taken_region(*node.node, sizes_);
     add_nodes(node.regions[&region - node.node->regions.data()]);
     const std::vector<int32_t>& results = region.results;
     for (size_t i = 0; i < results.size(); ++i) values_[node.node->outs[i]] = values_[results[i]];
   }
 }
 
-// A result is computed where the caller wants it, unless it is (a part of) something else or already given away.
-void Build::add_result(size_t output) {
+// An output is computed directly in the caller's memory, unless it is a view or its buffer is already another output; then it
+// is copied.
+void Build::add_output(size_t output) {
   const int32_t id = program_.results[output];
   if (id == kNone) return;
   const Tensor& t = values_[id];
@@ -478,120 +514,148 @@ void Build::add_result(size_t output) {
   copy_into(out, t);
 }
 
-// Whether the step's result can take the place of an operand that nothing reads later.
+// In-place: lets the result of a step reuse the memory of an operand whose last use is this step. Returns whether it did.
 bool Build::reuse_operand(int32_t index) {
   const Step& step = steps_[index];
   for (int i = 0; i < kMaxData - 1; ++i) {
     if (!(step.inplace >> i & 1) || step.ins[i] < 0) continue;
     Buffer& operand = buffers_[step.ins[i]];
-    const bool dies = operand.kind == Buffer::Kind::arena && operand.last == index;
-    if (!dies || operand.bytes != buffers_[step.out].bytes) continue;
+    const bool last_use = operand.kind == Buffer::Kind::arena && operand.last == index;
+    if (!last_use || operand.bytes != buffers_[step.out].bytes) continue;
     bool other_view = false;
     for (int j = 0; j < kMaxData - 1; ++j) other_view |= step.ins[j] == step.ins[i] && !(step.inplace >> j & 1);
     if (other_view) continue;
     buffers_[step.out].offset = operand.offset;
-    operand.last = -1;  // handed over: not freed after this step
+    operand.last = -1;  // ownership moves to the result: not freed after this step
     return true;
   }
   return false;
 }
 
-// Best fit into the gaps between living buffers, in the order of the steps. An operand that no step has made is room for
-// the step that has it.
-void Build::place_buffers() {
-  gaps_.clear();
-  int64_t top = 0;
-  const auto release = [&](int64_t offset, int64_t bytes) {
-    const auto before = [](const Gap& gap, int64_t o) { return gap.offset < o; };
-    auto after = std::lower_bound(gaps_.begin(), gaps_.end(), offset, before);
-    if (after != gaps_.begin() && std::prev(after)->offset + std::prev(after)->bytes == offset) {
-      --after;
-      after->bytes += bytes;
-    } else {
-      after = gaps_.insert(after, {offset, bytes});
-    }
-    const auto next = std::next(after);
-    if (next != gaps_.end() && after->offset + after->bytes == next->offset) {
-      after->bytes += next->bytes;
-      gaps_.erase(next);
-    }
-    if (after->offset + after->bytes == top) top = after->offset, gaps_.erase(after);
-  };
-  const auto take = [&](Buffer& buffer) {
-    const int64_t bytes = align(buffer.bytes);
+// Best-fit allocator for the arena; keeps the free gaps sorted by offset.
+class Build::ArenaLayout {
+ public:
+  explicit ArenaLayout(std::vector<Gap>& gaps) : gaps_(gaps) { gaps_.clear(); }
+
+  int64_t top() const { return top_; }
+
+  // Returns the offset of a new buffer, or -1 if the arena size overflows int64.
+  int64_t take(int64_t bytes) {
     auto best = gaps_.end();
     for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap)
       if (gap->bytes >= bytes && (best == gaps_.end() || gap->bytes < best->bytes)) best = gap;
-    if (best != gaps_.end()) {
-      buffer.offset = best->offset;
-      best->offset += bytes;
-      best->bytes -= bytes;
-      if (best->bytes == 0) gaps_.erase(best);
-    } else {
-      buffer.offset = top;
-      if (__builtin_add_overflow(top, bytes, &top)) over_limit(INT64_MAX);
+    if (best == gaps_.end()) {
+      const int64_t offset = top_;
+      return __builtin_add_overflow(top_, bytes, &top_) ? -1 : offset;
     }
-    plan_->arena_bytes = std::max(plan_->arena_bytes, top);
-  };
+    const int64_t offset = best->offset;
+    best->offset += bytes;
+    best->bytes -= bytes;
+    if (best->bytes == 0) gaps_.erase(best);
+    return offset;
+  }
+
+  // Frees a buffer and coalesces adjacent gaps.
+  void release(int64_t offset, int64_t bytes) {
+    const auto before = [](const Gap& gap, int64_t o) { return gap.offset < o; };
+    auto at = std::lower_bound(gaps_.begin(), gaps_.end(), offset, before);
+    if (at != gaps_.begin() && std::prev(at)->offset + std::prev(at)->bytes == offset) {
+      --at;
+      at->bytes += bytes;
+    } else {
+      at = gaps_.insert(at, {offset, bytes});
+    }
+    const auto next = std::next(at);
+    if (next != gaps_.end() && at->offset + at->bytes == next->offset) {
+      at->bytes += next->bytes;
+      gaps_.erase(next);
+    }
+    if (at->offset + at->bytes == top_) top_ = at->offset, gaps_.erase(at);
+  }
+
+ private:
+  std::vector<Gap>& gaps_;
+  int64_t top_ = 0;
+};
+
+// Assigns arena offsets in step order by lifetime. An operand that no step has written is scratch memory of its step.
+void Build::place_buffers() {
+  ArenaLayout arena(gaps_);
   for (int32_t i = 0; i < static_cast<int32_t>(steps_.size()); ++i) {
     const Step& step = steps_[i];
     for (int o = 0; o < kMaxData; ++o) {
       const int32_t b = o ? step.ins[o - 1] : step.out;
       if (b < 0 || buffers_[b].kind != Buffer::Kind::arena || buffers_[b].placed) continue;
       buffers_[b].placed = true;
-      if (o > 0 || !reuse_operand(i)) take(buffers_[b]);
+      if (o == 0 && reuse_operand(i)) continue;
+      buffers_[b].offset = arena.take(align(buffers_[b].bytes));
+      if (buffers_[b].offset < 0) over_limit(INT64_MAX);
+      plan_->arena_bytes = std::max(plan_->arena_bytes, arena.top());
     }
     for (int o = 0; o < kMaxData; ++o) {
       const int32_t b = o ? step.ins[o - 1] : step.out;
       if (b < 0 || buffers_[b].kind != Buffer::Kind::arena || buffers_[b].last != i) continue;
       buffers_[b].last = -1;
-      release(buffers_[b].offset, align(buffers_[b].bytes));
+      arena.release(buffers_[b].offset, align(buffers_[b].bytes));
     }
   }
 }
 
-void Build::finish() {
-  place_buffers();
+// Sets pointers to constants; those to the arena, inputs and outputs are patched before a run.
+void Build::resolve_references() {
   for (const Reference& r : references_) {
     const Buffer& buffer = buffers_[r.buffer];
-    const Place place{r.where, r.offset + buffer.offset, buffer.index};
+    const PointerPatch patch{r.where, r.offset + buffer.offset, buffer.index};
     switch (buffer.kind) {
-      case Buffer::Kind::arena: plan_->in_arena.push_back(place); break;
-      case Buffer::Kind::input: plan_->in_inputs.push_back(place); break;
-      case Buffer::Kind::output: plan_->in_outputs.push_back(place); break;
-      case Buffer::Kind::constant:
-        *r.where = static_cast<char*>(const_cast<void*>(constants_[buffer.index])) + r.offset;
-        break;
+      case Buffer::Kind::arena: plan_->in_arena.push_back(patch); break;
+      case Buffer::Kind::input: plan_->in_inputs.push_back(patch); break;
+      case Buffer::Kind::output: plan_->in_outputs.push_back(patch); break;
+      case Buffer::Kind::constant: *r.where = static_cast<char*>(const_cast<void*>(constants_[buffer.index])) + r.offset; break;
     }
   }
+}
+
+void Build::make_graph() {
   const size_t count = std::max<size_t>(steps_.size(), 1);
   const size_t bytes = ggml_graph_overhead_custom(count, false);
   plan_->blocks.emplace_back(new char[bytes]);
   plan_->block_bytes += bytes;
   plan_->contexts.emplace_back(ggml_init({bytes, plan_->blocks.back().get(), true}));
   plan_->graph = ggml_new_graph_custom(plan_->contexts.back().get(), count, false);
-  plan_->makers.reserve(steps_.size());
+  plan_->node_of_step.reserve(steps_.size());
   for (const Step& step : steps_) {
-    ggml_graph_add_node(plan_->graph, step.node);
-    plan_->makers.push_back(step.maker);
+    ggml_graph_add_node(plan_->graph, step.tensor);
+    plan_->node_of_step.push_back(step.node);
   }
+}
 
-  const double threads = work_ < kWorkPerStep * static_cast<double>(count) ? 1 : work_ / static_cast<double>(std::max<int64_t>(work_per_thread(), 1));
+void Build::choose_threads() {
+  const size_t count = std::max<size_t>(steps_.size(), 1);
+  const double threads = work_ < kWorkPerStep * static_cast<double>(count)
+                             ? 1
+                             : work_ / static_cast<double>(std::max<int64_t>(work_per_thread(), 1));
   plan_->work = work_;
   plan_->threads = static_cast<int>(std::clamp(threads, 1.0, 512.0));
+}
+
+void Build::finish() {
+  place_buffers();
+  resolve_references();
+  make_graph();
+  choose_threads();
   plan_->compute = ggml_graph_plan(plan_->graph, std::min(plan_->threads, thread_limit()), nullptr);
   int64_t total = plan_->arena_bytes;
-  const int64_t own = static_cast<int64_t>(plan_->bytes() + plan_->compute.work_size);
-  if (__builtin_add_overflow(total, own, &total)) over_limit(INT64_MAX);
+  const int64_t plan_bytes = static_cast<int64_t>(plan_->bytes() + plan_->compute.work_size);
+  if (__builtin_add_overflow(total, plan_bytes, &total)) over_limit(INT64_MAX);
   if (total > limit_) over_limit(total);
 }
 
-std::unique_ptr<GgmlPlan> Build::build(const std::vector<Resolved>& nodes, const int64_t* sizes, size_t limit) {
-  const Guard guard;
+std::unique_ptr<GgmlPlan> Build::build(const std::vector<ResolvedNode>& nodes, const int64_t* sizes, size_t limit) {
+  const AbortGuard guard;
   try {
     start(sizes, limit);
     add_nodes(nodes);
-    for (size_t i = 0; i < program_.results.size(); ++i) add_result(i);
+    for (size_t i = 0; i < program_.results.size(); ++i) add_output(i);
     finish();
   } catch (...) {
     plan_.reset();

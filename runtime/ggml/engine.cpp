@@ -1,4 +1,6 @@
-// The ggml engine: weights, one arena and one work buffer for all plans of a delegate, and the run itself.
+// The ggml engine: weight packing, the arena and work buffer shared by all plans of a delegate, and execution.
+#include "ggml/engine.h"
+
 #include <sched.h>
 #include <sys/mman.h>
 
@@ -12,48 +14,49 @@
 #include <tuple>
 #include <utility>
 
-#include "build.h"
-#include "ggml_engine.h"
-#include "lock.h"
-#include "splits.h"
+#include "core/lock.h"
+#include "core/registry.h"
+#include "ggml/build.h"
+#include "ggml/kernels/gemm.h"
+#include "ggml/ops/ops.h"
+#include "ggml/thresholds.h"
 
 namespace keepdim {
 namespace ggml {
 namespace {
 
 constexpr size_t kAlign = 64;
-constexpr size_t kHuge = size_t{1} << 21;  // of a large page: weights that are streamed through meet fewer of them
+constexpr size_t kHugePage = size_t{1} << 21;  // fewer TLB misses when streaming weights
 
-constexpr size_t rounded(size_t bytes, size_t to = kAlign) { return (bytes + to - 1) / to * to; }
+constexpr size_t round_up(size_t bytes, size_t to = kAlign) { return (bytes + to - 1) / to * to; }
 
-thread_local int guarded = 0;
+thread_local int guard_depth = 0;
 ggml_abort_callback_t previous_callback = nullptr;
 
-// The second net: rows check before they call ggml, so nothing should come here.
+// Second line of defence: op builders check before they call ggml, so this should not be reached.
 void on_abort(const char* message) {
-  if (guarded) throw Error(Code::internal, std::string("[build] ggml: ") + message);
+  if (guard_depth) throw Error(Code::internal, std::string("[build] ggml: ") + message);
   if (previous_callback) previous_callback(message);
-  std::fprintf(stderr, "%s\n", message);  // ggml ends the process when this returns
+  std::fprintf(stderr, "%s\n", message);  // ggml aborts the process when this returns
 }
 
-// Aligned bytes that only grow; what they held is lost when they do.
-class Memory {
+// Aligned buffer that only grows. Growing discards the contents.
+class GrowingBuffer {
  public:
-  ~Memory() { std::free(data_); }
-  Memory() = default;
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
+  ~GrowingBuffer() { std::free(data_); }
+  GrowingBuffer() = default;
+  GrowingBuffer(const GrowingBuffer&) = delete;
+  GrowingBuffer& operator=(const GrowingBuffer&) = delete;
 
   char* reserve(size_t bytes) {
     if (bytes <= bytes_) return data_;
     std::free(data_);
     bytes_ = 0;
-    const size_t align = bytes < kHuge ? kAlign : kHuge;
-    data_ = static_cast<char*>(std::aligned_alloc(align, rounded(bytes, align)));
-    if (!data_)
-      fail(Code::out_of_memory, "[run] ggml: " + std::to_string(rounded(bytes)) + " bytes could not be allocated.");
-    madvise(data_, bytes / kHuge * kHuge, MADV_HUGEPAGE);  // whole ones; a system without them says no, and that is all
-    bytes_ = rounded(bytes);
+    const size_t align = bytes < kHugePage ? kAlign : kHugePage;
+    data_ = static_cast<char*>(std::aligned_alloc(align, round_up(bytes, align)));
+    if (!data_) fail(Code::out_of_memory, "[run] ggml: " + std::to_string(round_up(bytes)) + " bytes could not be allocated.");
+    madvise(data_, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // best effort
+    bytes_ = round_up(bytes);
     return data_;
   }
   size_t bytes() const { return bytes_; }
@@ -63,44 +66,45 @@ class Memory {
   size_t bytes_ = 0;
 };
 
-// Threads wait for each other after every step. Where other processes have the cores, a step takes as long as it takes
-// until all are scheduled, and one thread alone is many times faster.
-class Crowd {
+// Threads synchronise after every step. On a machine whose cores are busy with other processes, each barrier waits until all
+// threads are scheduled, and a single thread is much faster. Falls back to one thread for a while if that happens.
+class ContentionBackoff {
  public:
-  int threads(int wanted) { return wanted > 1 && alone_ > 0 ? (--alone_, 1) : wanted; }
+  int threads(int wanted) { return wanted > 1 && single_runs_ > 0 ? (--single_runs_, 1) : wanted; }
 
-  // A run with several threads took so long. Twice in a row far more than before, or than it can need: crowded.
-  void note(GgmlPlan& plan, double seconds) {
-    const double usual = std::min(plan.best, plan.work / kSlowest);
+  // Records the time of a multi-threaded run. Two runs in a row that are far slower than expected mean contention.
+  void record(GgmlPlan& plan, double seconds) {
+    const double expected = std::min(plan.best, plan.work / kMinThroughput);
     plan.best = std::min(plan.best, seconds);
-    slow_ = seconds > kLongest && seconds > 4 * usual ? slow_ + 1 : 0;
-    if (slow_ == 0) next_ = kFirst;
-    if (slow_ < 2) return;
-    alone_ = next_;
-    next_ = std::min(2 * next_, kMost);
+    slow_runs_ = seconds > kMinSeconds && seconds > 4 * expected ? slow_runs_ + 1 : 0;
+    if (slow_runs_ == 0) backoff_runs_ = kMinBackoff;
+    if (slow_runs_ < 2) return;
+    single_runs_ = backoff_runs_;
+    backoff_runs_ = std::min(2 * backoff_runs_, kMaxBackoff);
   }
 
  private:
-  static constexpr double kLongest = 1e-3;  // seconds; less is not worth it
-  static constexpr double kSlowest = 1e9;   // multiply-adds a second that any two threads reach
-  static constexpr int kFirst = 16, kMost = 256;
-  int slow_ = 0, alone_ = 0, next_ = kFirst;  // slow runs in a row; runs left with one thread; and the next time
+  static constexpr double kMinSeconds = 1e-3;    // shorter runs are ignored
+  static constexpr double kMinThroughput = 1e9;  // multiply-adds per second; a lower bound for two threads
+  static constexpr int kMinBackoff = 16, kMaxBackoff = 256;
+  int slow_runs_ = 0, single_runs_ = 0,
+      backoff_runs_ = kMinBackoff;  // consecutive slow runs; remaining single-threaded runs; length of the next backoff
 };
 
-// ggml asks after each of its nodes whether to go on: that is when the next one begins. Steps of one node are one event.
-struct Watch {
+// Per-node timing through ggml's abort callback, which is called after every step. Steps of one node form one event.
+struct NodeTimer {
   const GgmlPlan& plan;
   Trace& trace;
   int64_t last = trace.now();
   size_t next = 0;
 
   static bool tick(void* data) {
-    auto& watch = *static_cast<Watch*>(data);
-    std::vector<Trace::Event>& nodes = watch.trace.nodes;
-    const Node* node = watch.next < watch.plan.makers.size() ? watch.plan.makers[watch.next++] : nullptr;
-    const int64_t now = watch.trace.now();
-    if (nodes.empty() || nodes.back().node != node) nodes.push_back({node, watch.last, now});
-    nodes.back().end = watch.last = now;
+    auto& timer = *static_cast<NodeTimer*>(data);
+    std::vector<Trace::Event>& nodes = timer.trace.nodes;
+    const Node* node = timer.next < timer.plan.node_of_step.size() ? timer.plan.node_of_step[timer.next++] : nullptr;
+    const int64_t now = timer.trace.now();
+    if (nodes.empty() || nodes.back().node != node) nodes.push_back({node, timer.last, now});
+    nodes.back().end = timer.last = now;
     return false;
   }
 };
@@ -132,17 +136,20 @@ class GgmlEngine final : public Engine {
 
  private:
   std::vector<const void*> load(const Weights& weights);
+  std::map<std::string, size_t> count_reads();
   void pack(const Release& release);
+  size_t packed_size(const Weight& w) const;
+  void pack_one(const Weight& w, float* to, std::vector<float>& widened);
   void patch(GgmlPlan& plan, const Call& call);
   void compute(GgmlPlan& plan, Trace* trace);
 
   const Program& program_;
-  std::vector<Resolved> nodes_;
+  std::vector<ResolvedNode> nodes_;
   const std::vector<const void*> constants_;  // by value id
   Build build_;
-  Memory arena_, work_;
-  Crowd crowd_;
-  Memory packed_;  // weights of products
+  GrowingBuffer arena_, work_;
+  ContentionBackoff backoff_;
+  GrowingBuffer packed_;  // packed weights of matrix products
   size_t packed_bytes_ = 0;
 };
 
@@ -151,74 +158,96 @@ std::vector<const void*> GgmlEngine::load(const Weights& weights) {
   for (size_t i = 0; i < program_.values.size(); ++i) {
     const Value& value = program_.values[i];
     if (value.kind != Value::Kind::constant && value.kind != Value::Kind::state) continue;
-    constants[i] = weights(value.key).data;  // aligned for its dtype by the core
+    constants[i] = weights(value.key).data;  // aligned for its dtype by core/delegate.cpp
   }
   return constants;
 }
 
-// Weights of products, once, as the product reads them, in one piece of memory. An original that nothing else reads is let
-// go, one at a time and the largest first, so that there is never much more in memory than in the end.
-void GgmlEngine::pack(const Release& release) {
-  std::map<std::string, size_t> reads;  // of originals, by key
+// Number of uses of each constant by nodes and results, by key.
+std::map<std::string, size_t> GgmlEngine::count_reads() {
+  std::map<std::string, size_t> reads;
   const auto count = [&](int32_t id) {
     if (id != kNone && program_.values[id].kind == Value::Kind::constant) ++reads[program_.values[id].key];
   };
-  for_each(nodes_, [&](const Resolved& node) {
+  for_each(nodes_, [&](const ResolvedNode& node) {
     for (int32_t id : node.node->ins) count(id);
     for (const Region& region : node.node->regions)
       for (int32_t id : region.results) count(id);
   });
   for (int32_t id : program_.results) count(id);
+  return reads;
+}
 
-  using Form = std::tuple<int32_t, int64_t, int64_t>;  // value, stride and depth: one may be read both ways
-  std::map<Form, float*> forms;
-  std::vector<std::pair<Weight, Resolved*>> products;
-  const auto bytes_of = [](const Weight& w) { return rounded(packed_floats(w.k, w.n) * sizeof(float)); };
-  for_each(nodes_, [&](Resolved& node) {
+size_t GgmlEngine::packed_size(const Weight& w) const {
+  const DType dtype = program_.values[w.value].dtype;
+  const int64_t bytes = w.is_conv()       ? packed_conv_floats(w.conv) * static_cast<int64_t>(sizeof(float))
+                        : w.keeps_float16 ? packed_float16_bytes(dtype, w.k, w.n)
+                                          : packed_floats(w.k, w.n) * static_cast<int64_t>(sizeof(float));
+  return round_up(static_cast<size_t>(bytes));
+}
+
+// Packs a weight into panels at `to`, converting it to f32 first if needed.
+void GgmlEngine::pack_one(const Weight& w, float* to, std::vector<float>& widened) {
+  const Value& value = program_.values[w.value];
+  const void* data = constants_[w.value];
+  if (w.keeps_float16)
+    return pack_float16(reinterpret_cast<uint16_t*>(to), static_cast<const uint16_t*>(data), value.dtype, w.k, w.n);
+  if (value.dtype != DType::f32) {
+    widened.resize(static_cast<size_t>(w.k * w.n));
+    const auto bytes = static_cast<int64_t>(dtype_bytes(value.dtype));
+    converter(value.dtype, DType::f32)(widened.data(), sizeof(float), data, bytes, w.k * w.n);
+    data = widened.data();
+  }
+  if (w.is_conv()) return pack_conv_weight(to, static_cast<const float*>(data), w.conv);
+  constexpr int64_t width = sizeof(float);
+  pack_weight(to, data, w.k, w.n, w.step * width, w.column * width);
+}
+
+// Packs the weights of matrix products into one allocation. An original without other uses is released right after packing,
+// largest first, to keep the peak memory low.
+void GgmlEngine::pack(const Release& release) {
+  using Layout = std::tuple<int32_t, int64_t, int64_t, bool>;  // value, step, k, 16 bits: one value may have several layouts
+  const auto layout_of = [](const Weight& w) { return Layout{w.value, w.step, w.k, w.keeps_float16}; };
+  std::map<Layout, float*> panels;
+  std::vector<std::pair<Weight, ResolvedNode*>> products;
+  for_each(nodes_, [&](ResolvedNode& node) {
     const Weight w = weight_of(program_, *node.node);
     if (w.value == kNone) return;
     products.emplace_back(w, &node);
-    if (forms.emplace(Form{w.value, w.step, w.k}, nullptr).second) packed_bytes_ += bytes_of(w);
+    if (panels.emplace(layout_of(w), nullptr).second) packed_bytes_ += packed_size(w);
   });
   const auto larger = [](const auto& a, const auto& b) { return a.first.k * a.first.n > b.first.k * b.first.n; };
   std::stable_sort(products.begin(), products.end(), larger);
-  char* next = packed_.reserve(packed_bytes_);
 
-  std::vector<float> wide;
-  for (const auto& product : products) {
-    const Weight& w = product.first;
-    const Value& value = program_.values[w.value];
-    size_t& left = reads[value.key];
-    float*& to = forms[{w.value, w.step, w.k}];
+  char* next = packed_.reserve(packed_bytes_);
+  std::map<std::string, size_t> reads = count_reads();
+  std::vector<float> widened;
+  for (const auto& [w, node] : products) {
+    const std::string& key = program_.values[w.value].key;
+    size_t& left = reads[key];
+    float*& to = panels[layout_of(w)];
     if (!to) {
-      const void* data = constants_[w.value];
-      if (value.dtype != DType::f32) {
-        wide.resize(static_cast<size_t>(w.k * w.n));
-        const auto bytes = static_cast<int64_t>(dtype_bytes(value.dtype));
-        converter(value.dtype, DType::f32)(wide.data(), sizeof(float), data, bytes, w.k * w.n);
-        data = wide.data();
-      }
-      to = reinterpret_cast<float*>(std::exchange(next, next + bytes_of(w)));
-      constexpr int64_t width = sizeof(float);
-      pack_weight(to, data, w.k, w.n, w.step * width, w.column * width);
-      for_each(nodes_, [&](Resolved& other) {
-        if (!looks_up(program_, *other.node, w)) return;
+      to = reinterpret_cast<float*>(std::exchange(next, next + packed_size(w)));
+      pack_one(w, to, widened);
+      for_each(nodes_, [&, &weight = w](ResolvedNode& other) {
+        if (!reads_packed_rows(program_, *other.node, weight)) return;
         other.packed = to;
         --left;
       });
     }
-    product.second->packed = to;
-    if (--left == 0) release(value.key);
+    node->packed = to;
+    node->winograd = w.conv.winograd;
+    if (--left == 0) release(key);
   }
 }
 
 void GgmlEngine::patch(GgmlPlan& plan, const Call& call) {
   char* arena = arena_.reserve(static_cast<size_t>(plan.arena_bytes));
   if (plan.arena != arena) {
-    for (const Place& p : plan.in_arena) *p.where = arena + p.offset;
+    for (const PointerPatch& p : plan.in_arena) *p.where = arena + p.offset;
     plan.arena = arena;
   }
-  for (const Place& p : plan.in_inputs) {
+  for (const PointerPatch& p : plan.in_inputs) {
     auto* data = static_cast<char*>(const_cast<void*>(call.inputs[p.index]));
     const Value& value = program_.values[p.index];
     if (!data || reinterpret_cast<uintptr_t>(data) % dtype_bytes(value.dtype))
@@ -226,7 +255,7 @@ void GgmlEngine::patch(GgmlPlan& plan, const Call& call) {
                                        "': its data is missing or not aligned to " + dtype_name(value.dtype) + ".");
     *p.where = data + p.offset;
   }
-  for (const Place& p : plan.in_outputs) {
+  for (const PointerPatch& p : plan.in_outputs) {
     auto* data = static_cast<char*>(call.outputs[p.index]);
     const Spec& spec = program_.contract.outputs[p.index];
     if (!data || reinterpret_cast<uintptr_t>(data) % dtype_bytes(spec.dtype))
@@ -237,26 +266,26 @@ void GgmlEngine::patch(GgmlPlan& plan, const Call& call) {
 }
 
 void GgmlEngine::compute(GgmlPlan& plan, Trace* trace) {
-  const int threads = crowd_.threads(std::min(plan.threads, thread_limit()));
+  const int threads = backoff_.threads(std::min(plan.threads, thread_limit()));
   if (threads != plan.compute.n_threads) plan.compute = ggml_graph_plan(plan.graph, threads, nullptr);
   plan.compute.work_data = reinterpret_cast<uint8_t*>(work_.reserve(plan.compute.work_size));
   ggml_cplan traced = plan.compute;
-  std::optional<Watch> watch;
+  std::optional<NodeTimer> timer;
   if (trace) {
-    traced.abort_callback = Watch::tick;
-    traced.abort_callback_data = &watch.emplace(Watch{plan, *trace});
+    traced.abort_callback = NodeTimer::tick;
+    traced.abort_callback_data = &timer.emplace(NodeTimer{plan, *trace});
   }
   const auto start = std::chrono::steady_clock::now();
   if (ggml_graph_compute(plan.graph, &traced) != GGML_STATUS_SUCCESS)
     fail(Code::internal, "[run] ggml: the graph was not computed.");
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  if (threads > 1) crowd_.note(plan, took.count());
+  if (threads > 1) backoff_.record(plan, took.count());
 }
 
 }  // namespace
 
 int thread_limit() {
-  // Threads do not follow a process into its fork, and libgomp, which torch uses too, would wait there for those it had.
+  // Threads do not survive a fork, and libgomp, which torch uses too, would wait for its old threads.
   if (forked()) return 1;
   const int wanted = options().threads;
   if (wanted > 0) return std::min(wanted, 512);
@@ -267,8 +296,8 @@ int thread_limit() {
   return available;
 }
 
-Guard::Guard() { ++guarded; }
-Guard::~Guard() { --guarded; }
+AbortGuard::AbortGuard() { ++guard_depth; }
+AbortGuard::~AbortGuard() { --guard_depth; }
 
 }  // namespace ggml
 
@@ -280,9 +309,11 @@ const EngineInfo& ggml_engine() {
       [](const Program& program, const Weights& weights, const Release& release) -> std::unique_ptr<Engine> {
         return std::make_unique<ggml::GgmlEngine>(program, weights, release);
       },
-      ggml::row_names,
-      ggml::splits,
-      ggml::set_splits,
+      ggml::op_names,
+      ggml::thresholds,
+      ggml::set_thresholds,
+      nullptr,
+      ggml::activation_format,
   };
   return info;
 }

@@ -1,12 +1,12 @@
-// GGUF files of strangers: whether every count, length and offset in one fits into it.
+// Validation of untrusted GGUF files: every count, length and offset must lie within the file.
 #pragma once
 #include <string>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace keepdim {
 
-// Throws the first thing that is wrong. Readers may then believe what the file says of its own sizes.
+// Throws on the first error. Afterwards readers may trust the sizes in the file.
 KEEPDIM_API void check_gguf(const std::string& path);
 
 }  // namespace keepdim

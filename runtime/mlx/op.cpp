@@ -1,5 +1,5 @@
-// Op: operands, attributes and checks of one node.
-#include "op.h"
+// Op: operands, attributes and checks of a node.
+#include "mlx/op.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,10 @@
 namespace keepdim::mlx {
 namespace {
 
-// On Apple's machines f64 is for the CPU alone, and an op runs where its arrays can.
-bool needs_cpu(const std::vector<std::optional<Array>>& ins, DType made) {
-  return made == DType::f64 || std::any_of(ins.begin(), ins.end(), [](const auto& x) { return x && x->dtype() == mx::float64; });
+// MLX supports f64 only on the CPU.
+bool needs_cpu(const std::vector<std::optional<Array>>& ins, DType result) {
+  return result == DType::f64 ||
+         std::any_of(ins.begin(), ins.end(), [](const auto& x) { return x && x->dtype() == mx::float64; });
 }
 
 }  // namespace
@@ -26,7 +27,7 @@ mx::Dtype to_mlx(DType dtype) {
     case DType::i32: return mx::int32;
     case DType::i64: return mx::int64;
     case DType::boolean: return mx::bool_;
-    default: fail(Code::internal, std::string("[load] mlx: ") + dtype_name(dtype) + " is no dtype of arrays.");
+    default: fail(Code::internal, std::string("[load] mlx: ") + dtype_name(dtype) + " is not a dtype of arrays.");
   }
 }
 
@@ -47,7 +48,7 @@ Array number(double value, mx::Dtype dtype) {
   return mx::astype(Array(truncate(value), mx::int64), dtype);
 }
 
-Array span(const Array& x, int axis, int from, int to) {
+Array slice_axis(const Array& x, int axis, int from, int to) {
   if (axis < 0) axis += rank_of(x);
   mx::Shape start(x.ndim(), 0), stop = x.shape();
   start[axis] = from;
@@ -55,39 +56,42 @@ Array span(const Array& x, int axis, int from, int to) {
   return mx::slice(x, start, stop);
 }
 
-Array host(const std::vector<int64_t>& values, mx::Shape shape) { return Array(values.begin(), std::move(shape), mx::int64); }
+Array host_array(const std::vector<int64_t>& values, mx::Shape shape) {
+  return Array(values.begin(), std::move(shape), mx::int64);
+}
 
 Op::Op(const Program& program, const Step& step, const int64_t* sizes, Values& values)
-    : program_(program), step_(step), sizes_(sizes), values_(values), type_(step.dtype), seen_(step.node->ins.size()) {
-  const bool widen = step.rule->widen || step.row->widen;
+    : program_(program), step_(step), sizes_(sizes), values_(values), type_(step.dtype), operands_(step.node->ins.size()) {
+  const bool widen = step.rule->widen || step.builder->widen;
   if (widen && step.rule->type_of_result() == 'T') type_ = compute_type(step.dtype);
   for (size_t i = 0; i < ins(); ++i) {
     if (!has(i) || !values_.arrays[step.node->ins[i]]) continue;
-    seen_[i] = values_.arrays[step.node->ins[i]];
-    if (widen && step.rule->type_of(i) == 'T') seen_[i] = mx::astype(*seen_[i], to_mlx(compute_type(stored(i))));
+    operands_[i] = values_.arrays[step.node->ins[i]];
+    if (widen && step.rule->type_of(i) == 'T') operands_[i] = mx::astype(*operands_[i], to_mlx(compute_type(dtype_of(i))));
   }
 }
 
 Array Op::run() {
   if (count_of(shape()) == 0) return mx::zeros(shape(), to_mlx(step_.dtype));
   std::optional<mx::StreamContext> on_cpu;
-  if (needs_cpu(seen_, type_) && mx::default_device() != mx::Device::cpu) on_cpu.emplace(mx::Device(mx::Device::cpu));
-  Array made = [&] {
+  if (needs_cpu(operands_, type_) && mx::default_device() != mx::Device::cpu) on_cpu.emplace(mx::Device(mx::Device::cpu));
+  Array result = [&] {
     try {
-      return step_.row->build(*this);
-    } catch (const std::invalid_argument& e) {  // shapes that MLX does not take: the program is wrong
+      return step_.builder->build(*this);
+    } catch (const std::invalid_argument& e) {  // shapes that MLX rejects: the program is invalid
       refuse(std::string(e.what()) + ".");
     }
   }();
-  if (made.shape() != shape()) refuse("result " + dims_text(shape()) + " is not " + dims_text(made.shape()) + ", what its operands give.");
-  if (made.dtype() != dtype()) made = mx::astype(made, dtype());
-  if (step_.dtype == DType::boolean && type_ != DType::boolean) return mx::not_equal(made, whole(0, made.dtype()));
-  return made.dtype() == to_mlx(step_.dtype) ? made : mx::astype(made, to_mlx(step_.dtype));
+  if (result.shape() != shape())
+    refuse("result " + dims_text(shape()) + " is not " + dims_text(result.shape()) + ", the shape that its operands give.");
+  if (result.dtype() != dtype()) result = mx::astype(result, dtype());
+  if (step_.dtype == DType::boolean && type_ != DType::boolean) return mx::not_equal(result, integer(0, result.dtype()));
+  return result.dtype() == to_mlx(step_.dtype) ? result : mx::astype(result, to_mlx(step_.dtype));
 }
 
 const Array& Op::in(size_t i) const {
-  if (i >= seen_.size() || !seen_[i]) refuse("operand " + std::to_string(i) + " is no array here.");
-  return *seen_[i];
+  if (i >= operands_.size() || !operands_[i]) refuse("operand " + std::to_string(i) + " is not an array.");
+  return *operands_[i];
 }
 
 const Attr* Op::attr(const char* name) const {
@@ -113,7 +117,7 @@ Axes Op::axes(const char* name, int rank) const {
 
 int Op::axis(int rank) const {
   const int64_t dim = size("dim");
-  if (dim < 0 || dim >= rank) refuse("dim " + std::to_string(dim) + " is none of its operand.");
+  if (dim < 0 || dim >= rank) refuse("dim " + std::to_string(dim) + " is out of range for its operand.");
   return static_cast<int>(dim);
 }
 
@@ -133,28 +137,30 @@ Array Op::scalar(const char* name, DType dtype) const {
 
 Array Op::index(const Array& given, int64_t limit, bool wrap) {
   const auto dtype = given.dtype();
-  const Array low = whole(wrap ? -limit : 0, dtype), high = whole(limit - 1, dtype);
+  const Array low = integer(wrap ? -limit : 0, dtype), high = integer(limit - 1, dtype);
   const Array inside = mx::logical_and(mx::greater_equal(given, low), mx::less_equal(given, high));
   expect(mx::all(inside), [given, inside, limit, wrap] {
     const Array where = mx::argmin(mx::astype(mx::flatten(inside), mx::int32));
     const Array value = mx::astype(mx::take(mx::flatten(given), where), mx::int64);
     const std::string range = std::to_string(wrap ? -limit : 0) + ".." + std::to_string(limit - 1);
-    return "index " + std::to_string(Array(value).item<int64_t>()) + " is " + (limit ? "out of range " + range : "not in an empty dim") + ".";
+    return "index " + std::to_string(Array(value).item<int64_t>()) + " is " +
+           (limit ? "out of range " + range : "not in an empty dim") + ".";
   });
-  const Array from_front = wrap ? mx::where(mx::less(given, whole(0, dtype)), mx::add(given, whole(limit, dtype)), given) : given;
-  return mx::clip(from_front, whole(0, dtype), whole(std::max<int64_t>(limit - 1, 0), dtype));
+  const Array from_front =
+      wrap ? mx::where(mx::less(given, integer(0, dtype)), mx::add(given, integer(limit, dtype)), given) : given;
+  return mx::clip(from_front, integer(0, dtype), integer(std::max<int64_t>(limit - 1, 0), dtype));
 }
 
-void Op::expect(const Array& fine, std::function<std::string()> fact) {
+void Op::expect(const Array& ok, std::function<std::string()> fact) {
   const std::string head = "[run] " + step_.node->op + " '" + name() + "': ";
-  values_.doubts.push_back({fine, [head, fact = std::move(fact)] { return head + fact(); }});
+  values_.deferred_checks.push_back({ok, [head, fact = std::move(fact)] { return head + fact(); }});
 }
 
 void Op::refuse(const std::string& fact) const {
   fail(Code::invalid_program, "[build] " + step_.node->op + " '" + name() + "': " + fact);
 }
 
-void Op::fault(const std::string& fact) const {
+void Op::fail_run(const std::string& fact) const {
   fail(Code::invalid_argument, "[run] " + step_.node->op + " '" + name() + "': " + fact);
 }
 

@@ -1,5 +1,4 @@
-// The MLX engine's own header: what a row sees of its node. A row takes arrays to an array; MLX computes nothing until
-// the whole program stands, and then only what is asked for.
+// MLX engine: interface of the op builders. A builder maps arrays to an array lazily; MLX evaluates the whole program at once.
 #pragma once
 #include <mlx/mlx.h>
 
@@ -10,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "../engine.h"
-#include "../rules.h"
+#include "core/engine.h"
+#include "core/op_rules.h"
 
 namespace keepdim::mlx {
 
@@ -22,79 +21,79 @@ using Axes = std::vector<int>;
 mx::Dtype to_mlx(DType dtype);
 std::string dims_text(const mx::Shape& shape);  // "[3, 48]"
 
-// A weight in MLX's own quantised form: w = scale * q + bias for groups of 32 along a row.
-struct Packed {
+// A weight in MLX's quantised format: w = scale * q + bias for groups of 32 along a row.
+struct QuantisedWeight {
   Array quants, scales, biases;  // [n, k * bits / 32] u32, [n, k / 32], [n, k / 32]
   int bits;
 };
 constexpr int kGroup = 32;
 
-// What stays between calls. Blocks of q8_0 are whole numbers with a scale for each 32 of them.
+// Persistent state (KV cache). q8_0 is stored as int8 `data` with a scale per 32 elements.
 struct State {
   Array data;
   std::optional<Array> scales;
 };
 
-// What only data can show to be wrong: looked at after the run.
-struct Doubt {
-  Array fine;                            // one bool
-  std::function<std::string()> sentence;  // for where it is not
+// A check that depends on data: evaluated after the run.
+struct DeferredCheck {
+  Array ok;                               // bool scalar
+  std::function<std::string()> sentence;  // error message if false
 };
 
-// What a weight, state or result is while a program is put together.
+// Arrays of all values while the graph of a call is built.
 struct Values {
-  std::vector<std::optional<Array>> arrays;       // by value id
-  std::vector<const Packed*> packed;              // likewise; nullptr for most
-  std::vector<std::shared_ptr<State>> states;     // likewise
-  std::vector<Doubt> doubts;
-  std::vector<Array> callers;  // inputs in the caller's own memory: held, so that nothing is written there
+  std::vector<std::optional<Array>> arrays;    // by value id
+  std::vector<const QuantisedWeight*> packed;  // by value id; nullptr if not quantised
+  std::vector<std::shared_ptr<State>> states;  // by value id
+  std::vector<DeferredCheck> deferred_checks;
+  std::vector<Array> caller_inputs;  // inputs in the caller's memory; held so that MLX does not reuse their buffers
 };
 
-// A node with what its sizes decide; made when a plan is built.
-struct Row;
+// A node with its evaluated shape; created when a plan is built.
+struct OpBuilder;
 struct Step {
   const Node* node;
-  const Row* row;
+  const OpBuilder* builder;
   const Rule* rule;
-  mx::Shape shape;           // of the result
-  DType dtype;               // of the result
-  std::vector<int32_t> done;  // values that nothing reads after this
+  mx::Shape shape;                 // of the result
+  DType dtype;                     // of the result
+  std::vector<int32_t> last_uses;  // values whose last use is this step
 };
 
-// One node while its row runs.
+// Context of one node for its builder.
 class Op {
  public:
   Op(const Program& program, const Step& step, const int64_t* sizes, Values& values);
 
   size_t ins() const { return step_.node->ins.size(); }
   bool has(size_t i) const { return i < ins() && step_.node->ins[i] != kNone; }
-  const Array& in(size_t i) const;  // cast to the type it is computed in, where the rule says so
-  const Packed* packed(size_t i) const { return values_.packed[step_.node->ins[i]]; }
+  const Array& in(size_t i) const;  // cast to its compute type if the rule says so
+  const QuantisedWeight* packed(size_t i) const { return values_.packed[step_.node->ins[i]]; }
   State* state(size_t i) const { return values_.states[step_.node->ins[i]].get(); }
-  DType stored(size_t i) const { return program_.values[step_.node->ins[i]].dtype; }
+  DType dtype_of(size_t i) const { return program_.values[step_.node->ins[i]].dtype; }
   const mx::Shape& shape() const { return step_.shape; }
   int rank() const { return static_cast<int>(step_.shape.size()); }
-  DType type() const { return type_; }  // that the row makes
+  DType type() const { return type_; }  // dtype that the builder returns
   mx::Dtype dtype() const { return to_mlx(type_); }
 
-  const Attr* attr(const char* name) const;  // nullptr when it is missing
+  const Attr* attr(const char* name) const;  // nullptr if missing
   int64_t size(const char* name) const { return sizes_[std::get<DimId>(*attr(name))]; }
   std::vector<int64_t> sizes(const char* name) const;
-  Axes axes(const char* name, int rank) const;  // as dims of something of that rank
+  Axes axes(const char* name, int rank) const;  // checked as distinct dims of an array of that rank
   int axis(int rank) const;                     // the attribute `dim`
   double number(const char* name) const { return number_of(*attr(name), sizes_); }
   bool flag(const char* name) const { return attr(name) && std::get<bool>(*attr(name)); }
   const std::string& text(const char* name) const { return std::get<std::string>(*attr(name)); }
   int choice(const char* name, std::initializer_list<const char*> known) const;
-  Array scalar(const char* name, DType dtype) const;  // a number, of any of the dtypes
+  Array scalar(const char* name, DType dtype) const;  // a scalar attribute as an array
 
-  // An index that is safe to read and write with; that it was out of range is seen after the run.
+  // Clips an index to the valid range; out-of-range values are reported after the run.
   Array index(const Array& given, int64_t limit, bool wrap);
-  void expect(const Array& fine, std::function<std::string()> fact);  // the fact is for where it is not
+  void expect(const Array& ok, std::function<std::string()> fact);  // deferred check; `fact` is the message
   [[noreturn]] void refuse(const std::string& fact) const;
-  [[noreturn]] void fault(const std::string& fact) const;  // of this call's data
+  [[noreturn]] void fail_run(const std::string& fact) const;  // error in the data of this call
 
-  Array run();  // the row's result, checked and in the dtype that the program says
+  Array run();  // builds the result, checks its shape and casts it to the program's dtype
 
  private:
   std::string name() const { return program_.values[step_.node->outs[0]].name; }
@@ -104,63 +103,64 @@ class Op {
   const int64_t* sizes_;
   Values& values_;
   DType type_;
-  std::vector<std::optional<Array>> seen_;
+  std::vector<std::optional<Array>> operands_;
 };
 
-struct Row {
+struct OpBuilder {
   const char* name;
   Array (*build)(Op& op);
-  bool widen = false;  // half precision is computed in f32 here, narrow integers in i32
+  bool widen = false;  // 16-bit floats are computed in f32, narrow integers in i32
 };
 
-struct Table {
-  const Row* rows;
+struct OpTable {
+  const OpBuilder* ops;
   size_t count;
 };
-Table map_rows();
-Table shape_rows();
-Table reduce_rows();
-Table index_rows();
-Table product_rows();
-Table window_rows();
-Table sample_rows();
-const Row* find_row(const std::string& op);  // engine.cpp; nullptr when there is none
+OpTable elementwise_ops();
+OpTable shape_ops();
+OpTable reduce_ops();
+OpTable gather_scatter_ops();
+OpTable matmul_ops();
+OpTable conv_pool_ops();
+const OpBuilder* find_builder(const std::string& op);  // engine.cpp; nullptr if unknown
 
-// ---- what rows of several families use
+// ---- helpers shared by op families
 
 inline int rank_of(const Array& x) { return static_cast<int>(x.ndim()); }
-Array span(const Array& x, int axis, int from, int to);  // x[from:to] of one dim
-inline Array part(const Array& x, int axis, int index, int count) {  // one of so many equal ones
+Array slice_axis(const Array& x, int axis, int from, int to);              // x[from:to] along one dim
+inline Array equal_part(const Array& x, int axis, int index, int count) {  // part `index` of `count` equal parts
   const int size = x.shape(axis) / count;
-  return span(x, axis, index * size, (index + 1) * size);
+  return slice_axis(x, axis, index * size, (index + 1) * size);
 }
 
-// Elements that a row makes at a time beside operands and result. What would take more is made in parts: the sum of what
-// nodes give is then what a plan needs.
-constexpr int64_t kAtOnce = int64_t{1} << 22;
-// How many of `count` are made at a time, where each takes so many elements.
-inline int at_once(int64_t count, int64_t each) {
-  return static_cast<int>(std::clamp<int64_t>(kAtOnce / std::max<int64_t>(each, 1), 1, std::max<int64_t>(count, 1)));
+// Maximum elements of a temporary inside a builder. Larger ones are computed in chunks, so that the results of the nodes
+// determine the peak memory.
+constexpr int64_t kMaxTempElements = int64_t{1} << 22;
+// Number of items per chunk out of `count`, if each needs `elements_each` elements.
+inline int chunk_size(int64_t count, int64_t elements_each) {
+  return static_cast<int>(
+      std::clamp<int64_t>(kMaxTempElements / std::max<int64_t>(elements_each, 1), 1, std::max<int64_t>(count, 1)));
 }
-// make(from, to) for all parts of `count`, one behind the other along an axis.
+// Concatenates compute(from, to) over all chunks of `count` along an axis.
 template <class Make>
-Array in_parts(int count, int64_t each, int axis, const Make& make) {
-  const int step = at_once(count, each);
+Array concatenate_chunks(int count, int64_t elements_each, int axis, const Make& compute) {
+  const int step = chunk_size(count, elements_each);
   std::vector<Array> parts;
-  for (int from = 0; from < count; from += step) parts.push_back(make(from, std::min(from + step, count)));
+  for (int from = 0; from < count; from += step) parts.push_back(compute(from, std::min(from + step, count)));
   return parts.size() == 1 ? parts[0] : mx::concatenate(parts, axis);
 }
 
-Array product(const Array& x, const Array& y);  // ops_product.cpp; [.., m, k] @ [.., k, n]
+Array general_matmul(const Array& x, const Array& y);  // ops/matmul.cpp; [.., m, k] @ [.., k, n]
 Array number(double value, mx::Dtype dtype);
-inline Array whole(int64_t value, mx::Dtype dtype) { return mx::astype(Array(value, mx::int64), dtype); }
-Array host(const std::vector<int64_t>& values, mx::Shape shape);  // i64
-Array activate(const Array& x, const std::string& name);          // ops_map.cpp; the names that a linear layer knows
-Array pow_number(const Array& x, double exponent);                // ops_map.cpp
-Array exponential(const Array& x);                                // ops_map.cpp
-Array total(const Array& x, const Axes& dims);                    // ops_reduce.cpp; the dims stay as 1
-Array mean_of_rows(const Array& rows);                             // ops_reduce.cpp; [n, k] → [n, 1]
-Array rotated(const Array& x);                                    // ops_product.cpp; second half negated, then the first
+inline Array scalar_like(const Array& like, double value) { return number(value, like.dtype()); }
+inline Array integer(int64_t value, mx::Dtype dtype) { return mx::astype(Array(value, mx::int64), dtype); }
+Array host_array(const std::vector<int64_t>& values, mx::Shape shape);  // i64
+Array activate(const Array& x, const std::string& name);                // ops/elementwise.cpp; activations of the op linear
+Array pow_scalar(const Array& x, double exponent);                      // ops/elementwise.cpp
+Array exponential(const Array& x);                                      // ops/elementwise.cpp
+Array sum_keepdims(const Array& x, const Axes& dims);                   // ops/reduce.cpp; reduced dims are kept with size 1
+Array mean_of_rows(const Array& rows);                                  // ops/reduce.cpp; [n, k] → [n, 1]
+Array rotate_half(const Array& x);                                      // ops/matmul.cpp; [a, b] → [-b, a]
 int64_t count_of(const mx::Shape& shape);
 
 }  // namespace keepdim::mlx

@@ -1,13 +1,13 @@
-#include "weights.h"
+#include "mlx/weights.h"
 
 #include <cstring>
 
-#include "../quant.h"
+#include "core/quant.h"
 
 namespace keepdim::mlx {
 namespace {
 
-float half_at(const uint8_t* p) {
+float float16_at(const uint8_t* p) {
   mx::float16_t value;
   std::memcpy(&value, p, sizeof(value));
   return static_cast<float>(value);
@@ -18,30 +18,31 @@ float half_at(const uint8_t* p) {
 Array wrap(const void* data, const mx::Shape& shape, DType dtype, bool* copied) {
   *copied = true;
   if (count_of(shape) == 0) return mx::zeros(shape, to_mlx(dtype));
-  const auto let_go = std::make_shared<bool>(false);
-  Array array(const_cast<void*>(data), shape, to_mlx(dtype), [let_go](void*) { *let_go = true; });
-  *copied = *let_go;
+  const auto released = std::make_shared<bool>(false);
+  Array array(const_cast<void*>(data), shape, to_mlx(dtype), [released](void*) { *released = true; });
+  *copied = *released;
   return array;
 }
 
-bool packs(DType dtype) { return dtype == DType::q8_0 || dtype == DType::q4_0 || dtype == DType::q4_1; }
+bool has_mlx_format(DType dtype) { return dtype == DType::q8_0 || dtype == DType::q4_0 || dtype == DType::q4_1; }
 
-// Blocks of 32: q8_0 is d * q, q4_0 is d * (q - 8), q4_1 is d * q + m. Four bits of the first 16 elements lie below those of
-// the last 16; MLX has elements in order.
-Packed pack(DType dtype, const void* data, const mx::Shape& shape) {
+// Blocks of 32: q8_0 is d * q, q4_0 is d * (q - 8), q4_1 is d * q + m. ggml stores elements 0..15 in the low nibbles and 16..31
+// in the high nibbles; MLX stores them in order.
+QuantisedWeight pack(DType dtype, const void* data, const mx::Shape& shape) {
   const int bits = dtype == DType::q8_0 ? 8 : 4;
-  const int64_t blocks = count_of(shape) / kGroup, bytes = static_cast<int64_t>(dtype_bytes(dtype)), head = dtype == DType::q4_1 ? 4 : 2;
+  const int64_t blocks = count_of(shape) / kGroup, bytes = static_cast<int64_t>(dtype_bytes(dtype)),
+                head = dtype == DType::q4_1 ? 4 : 2;
   std::vector<uint8_t> quants(static_cast<size_t>(blocks * kGroup * bits / 8));
   std::vector<float> scales(static_cast<size_t>(blocks)), biases(static_cast<size_t>(blocks));
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t* block = static_cast<const uint8_t*>(data) + b * bytes;
-    const float d = half_at(block);
+    const float d = float16_at(block);
     scales[b] = d;
-    biases[b] = dtype == DType::q8_0 ? -128 * d : dtype == DType::q4_0 ? -8 * d : half_at(block + 2);
+    biases[b] = dtype == DType::q8_0 ? -128 * d : dtype == DType::q4_0 ? -8 * d : float16_at(block + 2);
     uint8_t* to = quants.data() + b * kGroup * bits / 8;
     const uint8_t* from = block + head;
     if (bits == 8) {
-      for (int i = 0; i < kGroup; ++i) to[i] = static_cast<uint8_t>(from[i] ^ 0x80);  // -128.. becomes 0..
+      for (int i = 0; i < kGroup; ++i) to[i] = static_cast<uint8_t>(from[i] ^ 0x80);  // int8 to uint8 with offset 128
     } else {
       for (int i = 0; i < kGroup / 4; ++i) {
         to[i] = static_cast<uint8_t>((from[2 * i] & 15) | (from[2 * i + 1] & 15) << 4);
@@ -50,20 +51,21 @@ Packed pack(DType dtype, const void* data, const mx::Shape& shape) {
     }
   }
   const int rows = shape[0], groups = shape[1] / kGroup;
-  const auto* words = reinterpret_cast<const uint32_t*>(quants.data());
-  return Packed{Array(words, {rows, groups * kGroup * bits / 32}, mx::uint32), Array(scales.data(), {rows, groups}, mx::float32),
-                Array(biases.data(), {rows, groups}, mx::float32), bits};
+  const auto* packed_u32 = reinterpret_cast<const uint32_t*>(quants.data());
+  return QuantisedWeight{Array(packed_u32, {rows, groups * kGroup * bits / 32}, mx::uint32),
+                         Array(scales.data(), {rows, groups}, mx::float32), Array(biases.data(), {rows, groups}, mx::float32),
+                         bits};
 }
 
-Array widened(DType dtype, const void* data, const mx::Shape& shape) {
+Array dequantised(DType dtype, const void* data, const mx::Shape& shape) {
   const int64_t k = shape.back(), rows = k ? count_of(shape) / k : 0;
-  std::vector<float> wide(static_cast<size_t>(rows * k));
-  dequantise(dtype, data, rows, k, wide.data());
-  return Array(wide.data(), shape, mx::float32);
+  std::vector<float> values(static_cast<size_t>(rows * k));
+  dequantise(dtype, data, rows, k, values.data());
+  return Array(values.data(), shape, mx::float32);
 }
 
 std::shared_ptr<State> state_of(const Bytes& bytes, DType dtype, const mx::Shape& shape) {
-  if (*bytes.own) return std::static_pointer_cast<State>(*bytes.own);
+  if (*bytes.engine_data) return std::static_pointer_cast<State>(*bytes.engine_data);
   std::shared_ptr<State> state;
   if (dtype == DType::q8_0) {
     mx::Shape groups = shape;
@@ -74,7 +76,7 @@ std::shared_ptr<State> state_of(const Bytes& bytes, DType dtype, const mx::Shape
     state = std::make_shared<State>(State{mx::zeros(shape, to_mlx(dtype)), std::nullopt});
     mx::eval(state->data);
   }
-  *bytes.own = state;
+  *bytes.engine_data = state;
   return state;
 }
 

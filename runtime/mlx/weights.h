@@ -1,16 +1,16 @@
-// Memory of others as MLX's arrays: inputs, weights, states.
+// Inputs, weights and states as MLX arrays.
 #pragma once
-#include "op.h"
+#include "mlx/op.h"
 
 namespace keepdim::mlx {
 
-// An array over memory that outlives it. `copied`: MLX could not use it there and does not read it again.
+// Wraps memory that outlives the array. `copied`: MLX made a copy and does not read the memory again.
 Array wrap(const void* data, const mx::Shape& shape, DType dtype, bool* copied);
-// A quantised weight in MLX's own form, which has exactly the same numbers; `packs`: whether there is one.
-bool packs(DType dtype);
-Packed pack(DType dtype, const void* data, const mx::Shape& shape);
-Array widened(DType dtype, const void* data, const mx::Shape& shape);  // the others: f32
-// The array of a state, the same for all delegates that share its memory.
+// Repacks a quantised weight into MLX's format, without loss. has_mlx_format: whether the dtype can be repacked.
+bool has_mlx_format(DType dtype);
+QuantisedWeight pack(DType dtype, const void* data, const mx::Shape& shape);
+Array dequantised(DType dtype, const void* data, const mx::Shape& shape);  // other dtypes: expanded to f32
+// The state of a key, shared by all delegates that share its memory.
 std::shared_ptr<State> state_of(const Bytes& bytes, DType dtype, const mx::Shape& shape);
 
 }  // namespace keepdim::mlx

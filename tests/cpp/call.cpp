@@ -1,7 +1,8 @@
 // An app without Python: keepdim_call model.pte inputs.bin results.bin [threads calls]
-// Loads the file, calls it with each set of inputs and writes what it gives; with threads, as many of them call at once and
-// every result is compared with the first. The formats are those of tests/apps.py.
-#include <keepdim.h>
+// Loads the file, calls it with each set of inputs and writes the results. With threads, that many call it concurrently, and
+// every result is compared with the first one. The formats are those of tests/support/apps.py.
+#include <executorch/extension/tensor/tensor_ptr.h>
+#include <keepdim/keepdim.h>
 
 #include <atomic>
 #include <cstdint>
@@ -13,8 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include <executorch/extension/tensor/tensor_ptr.h>
-
 namespace {
 
 using executorch::aten::ScalarType;
@@ -25,7 +24,7 @@ using executorch::runtime::EValue;
 
 struct Inputs {
   std::vector<EValue> values;
-  std::vector<TensorPtr> held;
+  std::vector<TensorPtr> tensors;
 };
 
 class Reader {
@@ -35,43 +34,44 @@ class Reader {
     bytes_.assign(std::istreambuf_iterator<char>(file), {});
   }
   template <typename T>
-  T take() {
+  T read() {
     T value;
-    std::memcpy(&value, bytes_.data() + at_, sizeof(T));
-    at_ += sizeof(T);
+    std::memcpy(&value, bytes_.data() + offset_, sizeof(T));
+    offset_ += sizeof(T);
     return value;
   }
-  std::vector<uint8_t> take_bytes(size_t count) {
-    std::vector<uint8_t> out(bytes_.begin() + static_cast<ptrdiff_t>(at_), bytes_.begin() + static_cast<ptrdiff_t>(at_ + count));
-    at_ += count;
+  std::vector<uint8_t> read_bytes(size_t count) {
+    std::vector<uint8_t> out(bytes_.begin() + static_cast<ptrdiff_t>(offset_),
+                             bytes_.begin() + static_cast<ptrdiff_t>(offset_ + count));
+    offset_ += count;
     return out;
   }
 
  private:
   std::vector<char> bytes_;
-  size_t at_ = 0;
+  size_t offset_ = 0;
 };
 
-// Kind, then: a tensor's dtype, rank, sizes, bytes; or a number.
-EValue read_value(Reader& in, std::vector<TensorPtr>& held) {
-  switch (in.take<uint8_t>()) {
+// Format: kind, then dtype, rank, sizes and bytes of a tensor, or a number.
+EValue read_value(Reader& in, std::vector<TensorPtr>& tensors) {
+  switch (in.read<uint8_t>()) {
     case 't': {
-      const auto dtype = static_cast<ScalarType>(in.take<int8_t>());
-      std::vector<SizesType> sizes(in.take<uint32_t>());
-      for (SizesType& size : sizes) size = static_cast<SizesType>(in.take<int64_t>());
-      const auto bytes = in.take<uint64_t>();
-      held.push_back(make_tensor_ptr(std::move(sizes), in.take_bytes(bytes), {}, {}, dtype));
-      return EValue(*held.back());
+      const auto dtype = static_cast<ScalarType>(in.read<int8_t>());
+      std::vector<SizesType> sizes(in.read<uint32_t>());
+      for (SizesType& size : sizes) size = static_cast<SizesType>(in.read<int64_t>());
+      const auto bytes = in.read<uint64_t>();
+      tensors.push_back(make_tensor_ptr(std::move(sizes), in.read_bytes(bytes), {}, {}, dtype));
+      return EValue(*tensors.back());
     }
-    case 'i': return EValue(in.take<int64_t>());
-    case 'd': return EValue(in.take<double>());
-    case 'b': return EValue(in.take<int64_t>() != 0);
+    case 'i': return EValue(in.read<int64_t>());
+    case 'd': return EValue(in.read<double>());
+    case 'b': return EValue(in.read<int64_t>() != 0);
     default: return EValue();
   }
 }
 
-// The same, as text of bytes.
-std::string text_of(const EValue& value) {
+// Writes a value in the same format.
+std::string serialise(const EValue& value) {
   std::string out;
   const auto put = [&](const auto& number) { out.append(reinterpret_cast<const char*>(&number), sizeof(number)); };
   if (value.isTensor()) {
@@ -92,12 +92,12 @@ std::string text_of(const EValue& value) {
   return out;
 }
 
-// 0 and the results, or 1 and the sentence; each with its length.
+// 0 and the results, or 1 and the error message; with its length.
 std::string call(keepdim::Module& module, const std::vector<EValue>& inputs) {
   const auto results = module.forward(inputs);
   std::string body;
   if (results.ok()) {
-    for (const EValue& value : *results) body += text_of(value);
+    for (const EValue& value : *results) body += serialise(value);
   } else {
     body = keepdim::last_error();
   }
@@ -120,18 +120,18 @@ int main(int argc, char** argv) {
     return 1;
   }
   Reader in(argv[2]);
-  std::vector<Inputs> sets(in.take<uint32_t>());
+  std::vector<Inputs> sets(in.read<uint32_t>());
   for (Inputs& set : sets) {
-    const auto count = in.take<uint32_t>();
-    for (uint32_t i = 0; i < count; ++i) set.values.push_back(read_value(in, set.held));
+    const auto count = in.read<uint32_t>();
+    for (uint32_t i = 0; i < count; ++i) set.values.push_back(read_value(in, set.tensors));
   }
-  std::vector<std::string> first;
-  for (const Inputs& set : sets) first.push_back(call(**module, set.values));
+  std::vector<std::string> expected;
+  for (const Inputs& set : sets) expected.push_back(call(**module, set.values));
   std::ofstream out(argv[3], std::ios::binary);
-  for (const std::string& result : first) out.write(result.data(), static_cast<std::streamsize>(result.size()));
+  for (const std::string& result : expected) out.write(result.data(), static_cast<std::streamsize>(result.size()));
   if (argc == 4) return 0;
 
-  // Every thread has a module of its own, and all share one.
+  // Every thread calls its own module and a shared one.
   const int threads = std::stoi(argv[4]), calls = std::stoi(argv[5]);
   std::atomic<int> wrong{0};
   std::vector<std::thread> all;
@@ -144,8 +144,8 @@ int main(int argc, char** argv) {
       }
       for (int c = 0; c < calls; ++c) {
         const size_t k = static_cast<size_t>(t + c) % sets.size();
-        if (call(**own, sets[k].values) != first[k]) ++wrong;
-        if (call(**module, sets[k].values) != first[k]) ++wrong;
+        if (call(**own, sets[k].values) != expected[k]) ++wrong;
+        if (call(**module, sets[k].values) != expected[k]) ++wrong;
       }
     });
   }

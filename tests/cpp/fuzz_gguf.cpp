@@ -1,4 +1,4 @@
-// libFuzzer over GGUF files: every count, length and offset, as before a reader believes them.
+// libFuzzer target for GGUF files: validation of counts, lengths and offsets.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -1,18 +1,19 @@
-// libFuzzer over Program JSON: parsed, checked, built and run on the ggml engine with weights of ones, at small sizes.
+// libFuzzer target for Program JSON: parses, checks, builds and runs on the ggml engine with weights of ones, at small sizes.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "ggml/ggml_engine.h"
-#include "plan.h"
+#include "core/delegate.h"
+#include "core/registry.h"
+#include "ggml/engine.h"
 
 namespace {
 
 using namespace keepdim;
 
-constexpr int64_t kLargest = 1 << 16;  // elements of an input; larger calls are not made
+constexpr int64_t kMaxElements = 1 << 16;  // elements per input; larger calls are skipped
 
 class Outputs final : public keepdim::Outputs {
  public:
@@ -30,13 +31,13 @@ class Outputs final : public keepdim::Outputs {
   std::vector<std::unique_ptr<char[]>> memory_;
 };
 
-// The smallest sizes that the symbols may have, or a little more.
-void call(Delegate& delegate, int64_t more) {
+// Calls with every symbol at its minimum plus `increment`.
+void call(Delegate& delegate, int64_t increment) {
   const Contract& contract = delegate.program().contract;
   std::vector<int64_t> symbols, dims(contract.dims.size());
   for (const Symbol& s : contract.symbols) {
     const int64_t lo = s.range.lo.value_or(0), hi = s.range.hi.value_or(INT64_MAX);
-    symbols.push_back(std::min(hi, std::max<int64_t>(lo, std::min<int64_t>(lo, INT64_MAX - more) + more)));
+    symbols.push_back(std::min(hi, std::max<int64_t>(lo, std::min<int64_t>(lo, INT64_MAX - increment) + increment)));
   }
   contract.dims.eval(symbols.data(), dims.data());
   std::vector<Argument> args(contract.inputs.size(), Argument{DType::integer});
@@ -51,7 +52,7 @@ void call(Delegate& delegate, int64_t more) {
     int64_t count = 1;
     for (DimId id : spec.dims) {
       sizes[i].push_back(dims[id]);
-      if (__builtin_mul_overflow(count, dims[id], &count) || count > kLargest) return;
+      if (__builtin_mul_overflow(count, dims[id], &count) || count > kMaxElements) return;
     }
     memory[i].assign(static_cast<size_t>(count) * dtype_bytes(spec.dtype), 1);
     args[i] = Argument{spec.dtype, sizes[i].size(), sizes[i].data(), memory[i].data()};
@@ -82,12 +83,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if ((bytes += count) > (size_t{16} << 20)) return 0;
       if (value.kind == Value::Kind::constant) weights[value.key].assign(count, 1);
     }
-    Delegate delegate(find_engine("ggml"), json, [&](const std::string& key) { return Bytes{weights.at(key).data(), weights.at(key).size()}; });
-    for (int64_t more : {0, 3, 1, 3}) {
+    Delegate delegate(find_engine("ggml"), json,
+                      [&](const std::string& key) { return Bytes{weights.at(key).data(), weights.at(key).size()}; });
+    for (int64_t increment : {0, 3, 1, 3}) {
       try {
-        call(delegate, more);
+        call(delegate, increment);
       } catch (const Error& e) {
-        if (e.code == Code::internal) throw std::logic_error(e.what());  // a broken promise of our own
+        if (e.code == Code::internal) throw std::logic_error(e.what());  // a bug in keepdim
       }
     }
   } catch (const Error&) {

@@ -1,6 +1,6 @@
 #include <cstring>
 
-#include "ggml/ggml_engine.h"
+#include "ggml/engine.h"
 #include "programs.h"
 #include "test.h"
 

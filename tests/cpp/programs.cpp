@@ -14,7 +14,7 @@ using nlohmann::json;
 
 namespace {
 
-constexpr size_t kMaxBytes = size_t{16} << 20;  // of weights, inputs and outputs: larger ones count as refused
+constexpr size_t kMaxBytes = size_t{16} << 20;  // per weight, input or output; larger ones count as refused
 
 using Random = std::mt19937_64;
 
@@ -37,17 +37,21 @@ size_t bytes_of(const Contract& contract, DType dtype, const std::vector<DimId>&
 void fill(std::vector<char>& data, DType dtype, Random& random) {
   const size_t width = dtype_bytes(dtype);
   for (size_t i = 0; i + width <= data.size(); i += width) {
-    const int64_t whole = random() % 50 == 0 ? static_cast<int64_t>(random()) : static_cast<int64_t>(random() % 4);
+    const int64_t int_value = random() % 50 == 0 ? static_cast<int64_t>(random()) : static_cast<int64_t>(random() % 4);
     const float real = static_cast<float>(random() % 2001) / 1000 - 1;
     const double wide = real;
-    if (dtype == DType::f32) std::memcpy(&data[i], &real, width);
-    else if (dtype == DType::f64) std::memcpy(&data[i], &wide, width);
-    else if (dtype == DType::boolean) data[i] = static_cast<char>(whole & 1);
-    else std::memcpy(&data[i], &whole, width);
+    if (dtype == DType::f32)
+      std::memcpy(&data[i], &real, width);
+    else if (dtype == DType::f64)
+      std::memcpy(&data[i], &wide, width);
+    else if (dtype == DType::boolean)
+      data[i] = static_cast<char>(int_value & 1);
+    else
+      std::memcpy(&data[i], &int_value, width);
   }
 }
 
-// Symbols near the lower end of their ranges: legal unless a constraint says otherwise.
+// Symbols near the lower end of their ranges; valid unless a constraint is violated.
 std::vector<int64_t> pick_symbols(const Contract& contract, int64_t step) {
   std::vector<int64_t> out;
   for (const Symbol& symbol : contract.symbols) {
@@ -78,12 +82,12 @@ void run_once(Delegate& delegate, int64_t step, Random& random) {
     fill(data[i], spec.dtype, random);
     args[i] = {spec.dtype, sizes[i].size(), sizes[i].data(), data[i].data()};
   }
-  for (size_t i = 0; i < contract.symbols.size(); ++i) {  // elements that symbols are read from
+  for (size_t i = 0; i < contract.symbols.size(); ++i) {  // elements that symbols are bound from
     const Source& s = contract.symbols[i].source;
     if (s.kind != Source::Kind::item) continue;
     const size_t width = dtype_bytes(contract.inputs[s.input].dtype);
-    const int64_t place = static_cast<int64_t>(static_cast<__int128>(values[s.mul]) * symbols[i] + values[s.add]);
-    if ((s.index + size_t{1}) * width <= data[s.input].size()) std::memcpy(&data[s.input][s.index * width], &place, width);
+    const int64_t item = static_cast<int64_t>(static_cast<__int128>(values[s.mul]) * symbols[i] + values[s.add]);
+    if ((s.index + size_t{1}) * width <= data[s.input].size()) std::memcpy(&data[s.input][s.index * width], &item, width);
   }
   HeapOutputs outputs(contract);
   delegate.run(args.data(), count, outputs);
@@ -102,9 +106,8 @@ void run_program(const std::string& text, Random& random, Report& report) {
       if (v.kind == Value::Kind::temp || v.kind == Value::Kind::input) continue;
       weights[v.key].resize(bytes_of(program.contract, v.dtype, v.dims, values));
     }
-    delegate = std::make_unique<Delegate>(find_engine("ggml"), text, [&](const std::string& key) {
-      return Bytes{weights.at(key).data(), weights.at(key).size()};
-    });
+    delegate = std::make_unique<Delegate>(
+        find_engine("ggml"), text, [&](const std::string& key) { return Bytes{weights.at(key).data(), weights.at(key).size()}; });
     ++report.loaded;
   } catch (const Error&) {
     return;
@@ -129,7 +132,7 @@ int print(const Report& r) {
   return r.wrong ? 1 : 0;
 }
 
-// One random change anywhere in the tree: another number, a neighbour's value, a lost or doubled element.
+// One random mutation anywhere in the tree: another value, or a removed or duplicated element.
 void mutate(json& root, Random& random) {
   json* at = &root;
   while (at->is_structured() && !at->empty() && (at == &root || random() % 20 != 0)) {
@@ -138,12 +141,14 @@ void mutate(json& root, Random& random) {
     at = &*it;
   }
   static const int64_t numbers[] = {-1, 0, 1, 2, 3, 5, 8, 63, 1 << 20, INT64_C(1) << 40, INT64_MAX, INT64_MIN};
-  static const char* const words[] = {"f32", "i64", "bf16", "bool", "int",   "temp",    "const", "state", "add",  "mul",  "mod",
-                                      "max", "sum", "cat",  "slice", "cast", "softmax", "arange", "x",    "item", "nan"};
+  static const char* const words[] = {"f32", "i64", "bf16", "bool",  "int",  "temp",    "const",  "state", "add",  "mul", "mod",
+                                      "max", "sum", "cat",  "slice", "cast", "softmax", "arange", "x",     "item", "nan"};
   if (at->is_array() && !at->empty() && random() % 2) {
     const size_t i = random() % at->size();
-    if (random() % 2) at->erase(i);
-    else at->push_back(json((*at)[i]));
+    if (random() % 2)
+      at->erase(i);
+    else
+      at->push_back(json((*at)[i]));
   } else if (at->is_object() && !at->empty() && random() % 2) {
     at->erase(std::next(at->begin(), static_cast<long>(random() % at->size())));
   } else if (at->is_number() && random() % 3) {

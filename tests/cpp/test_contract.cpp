@@ -50,7 +50,7 @@ TEST(results_are_bound_after_the_run) {
     "outputs": [{"name": "y", "dtype": "f32", "dims": [3]}, {"name": "n", "dtype": "int", "dims": [3]}],
     "ensures": [{"lhs": 3, "cmp": "le", "rhs": 5}]}})");
   const Contract c = Contract::parse(contract.dump());
-  CHECK_EQUAL(c.known, 1u);
+  CHECK_EQUAL(c.input_symbols, 1u);
   std::vector<int64_t> symbols, values;
   const auto run = [&](int64_t rows, int64_t count, int64_t said) {
     const std::vector<int64_t> x{rows, 4}, y{count};
@@ -65,7 +65,8 @@ TEST(results_are_bound_after_the_run) {
   run(1, 0, 0);
   CHECK_FAILS(run(16, 65, 65), "[check] output 0 'y' dim 0: u = 65 is out of range 0..64.");
   CHECK_FAILS(run(3, 5, 6), "[check] output 1 'n': expected u = 5 (u = 5 from output 0 'y' dim 0), got 6.");
-  CHECK_FAILS(run(3, 13, 13), "[check] u <= 4*s: not true for u = 13, 4*s = 12 (u = 13 from output 0 'y' dim 0, s = 3 from input 0 'x' dim 0).");
+  CHECK_FAILS(run(3, 13, 13),
+              "[check] u <= 4*s: not true for u = 13, 4*s = 12 (u = 13 from output 0 'y' dim 0, s = 3 from input 0 'x' dim 0).");
 
   const auto changed = [&](const char* path, const json& value) {
     json j = contract;
@@ -73,8 +74,10 @@ TEST(results_are_bound_after_the_run) {
     return Contract::parse(j.dump());
   };
   CHECK_FAILS(changed("/contract/inputs/0/dims/0", 3), "[verify] input 'x': u is known only after a run.");
-  CHECK_FAILS(changed("/contract/constraints", contract["contract"]["ensures"]), "[verify] constraint u: u is known only after a run.");
-  CHECK_FAILS(changed("/contract/data/0/source/kind", "item"), "[verify] symbol 'u': its source output 0 'y' is not read for its elements.");
+  CHECK_FAILS(changed("/contract/constraints", contract["contract"]["ensures"]),
+              "[verify] constraint u: u is known only after a run.");
+  CHECK_FAILS(changed("/contract/data/0/source/kind", "item"),
+              "[verify] symbol 'u': its source output 0 'y' is not read for its elements.");
   CHECK_FAILS(changed("/contract/data/0/source/input", 2), "[verify] symbol 'u': 'output' 2 does not exist; there are 2.");
   CHECK_FAILS(changed("/contract/data/0/name", "s"), "[verify] symbol 1: the name 's' is used twice.");
 }

@@ -1,4 +1,4 @@
-#include "dims.h"
+#include "core/dims.h"
 #include "test.h"
 
 using namespace keepdim;
@@ -53,7 +53,7 @@ TEST(dims_overflow_is_refused) {
   CHECK_FAILS(value_of(DimOp::mul, INT64_MIN, -1), "[verify] dim 2: its bounds overflow int64.");
   CHECK_FAILS(value_of(DimOp::floordiv, INT64_MIN, -1), "[verify] dim 2: its bounds overflow int64.");
   Table t;
-  const DimId large = t.op(DimOp::mul, {t.symbol(1), t.symbol(1)});  // no upper bound: only a call can tell
+  const DimId large = t.op(DimOp::mul, {t.symbol(1), t.symbol(1)});  // unbounded: overflow is detected at call time
   std::vector<int64_t> out(t.size());
   int64_t symbols[] = {1, int64_t{1} << 32, 0, 0};
   CHECK_FAILS(t.eval(symbols, out.data()), "[bind] dim 2: its value does not fit int64.");
@@ -102,14 +102,14 @@ TEST(dims_text) {
   CHECK_EQUAL(text(t.op(DimOp::max, {twice, n})), "max(2*s, t)");
   CHECK_EQUAL(text(three), "-3");
   DimId deep = s;
-  for (int i = 0; i < 200; ++i) deep = t.op(DimOp::max, {deep, deep});  // 2^200 symbols if written out
+  for (int i = 0; i < 200; ++i) deep = t.op(DimOp::max, {deep, deep});  // 2^200 symbols if printed in full
   CHECK(text(deep).size() < 20000);
 }
 
 TEST(dims_eval_one_needs_only_its_own_symbols) {
   Table t;
   const DimId s = t.symbol(0);
-  t.op(DimOp::mul, {t.symbol(1), t.symbol(1)});  // its symbol is not known yet
+  t.op(DimOp::mul, {t.symbol(1), t.symbol(1)});  // its symbol is not bound yet
   const DimId twice = t.op(DimOp::add, {s, s});
   const int64_t symbols[] = {21, INT64_MAX, 0, 0};
   CHECK_EQUAL(t.eval_one(twice, symbols), 42);

@@ -1,5 +1,5 @@
-// Programs of one op at fixed sizes: kernels at odd sizes, with nonsense for numbers, with indices out of range, and on
-// several threads. Under a sanitizer these show what a kernel touches; here too the result may not depend on the threads.
+// Programs of one op at fixed sizes: kernels with odd sizes, extreme attributes, out-of-range indices and several threads.
+// Sanitizer builds check memory accesses; results must not depend on the number of threads.
 #include <cstring>
 #include <map>
 #include <sstream>
@@ -18,13 +18,13 @@ struct Shape {
   bool weight;
 
   explicit Shape(const std::string& text) : weight(text[0] == '!') {  // "f32 2 8", "!f32 8 8" for a weight
-    std::istringstream words(text.substr(weight ? 1 : 0));
-    words >> dtype;
-    for (int64_t n = 0; words >> n;) sizes.push_back(n);
+    std::istringstream stream(text.substr(weight ? 1 : 0));
+    stream >> dtype;
+    for (int64_t n = 0; stream >> n;) sizes.push_back(n);
   }
 };
 
-// Makes the dims of a program, all of them constants.
+// Table of constant dims of a program.
 struct Dims {
   json table = json::array();
 
@@ -40,7 +40,7 @@ struct Dims {
     for (int64_t n : list) out.push_back(row(n));
     return out;
   }
-  json attr(const json& value) {  // integers become rows
+  json attr(const json& value) {  // integers become indices into the table
     if (value.is_number_integer()) return row(value.get<int64_t>());
     if (!value.is_array()) return value;
     json out = json::array();
@@ -49,7 +49,7 @@ struct Dims {
   }
 };
 
-// One op, loaded, with data for its operands.
+// A loaded program of one op, with data for its operands.
 class Op {
  public:
   Op(const std::string& op, const std::vector<std::string>& operands, const json& attrs, const std::string& result) {
@@ -72,13 +72,16 @@ class Op {
     temp["kind"] = "temp";
     values.push_back(temp);
     const size_t id = inputs.size() + values.size() - 1;
-    const json program = {
-        {"version", 1},
-        {"contract", {{"dims", dims.table}, {"symbols", json::array()}, {"inputs", inputs},
-                      {"constraints", json::array()}, {"outputs", {out}}}},
-        {"values", values},
-        {"nodes", {{{"op", op}, {"ins", ins}, {"outs", {id}}, {"attrs", kept}}}},
-        {"results", {id}}};
+    const json program = {{"version", 1},
+                          {"contract",
+                           {{"dims", dims.table},
+                            {"symbols", json::array()},
+                            {"inputs", inputs},
+                            {"constraints", json::array()},
+                            {"outputs", {out}}}},
+                          {"values", values},
+                          {"nodes", {{{"op", op}, {"ins", ins}, {"outs", {id}}, {"attrs", kept}}}},
+                          {"results", {id}}};
     const Program parsed = Program::parse(program.dump());
     for (const Value& v : parsed.values) {
       if (v.kind == Value::Kind::temp) continue;
@@ -112,7 +115,9 @@ class Op {
     const size_t width = dtype_bytes(dtype);
     const float real = static_cast<float>(value);
     const double wide = static_cast<double>(value);
-    const void* from = dtype == DType::f32 ? static_cast<const void*>(&real) : dtype == DType::f64 ? &wide : static_cast<const void*>(&value);
+    const void* from = dtype == DType::f32   ? static_cast<const void*>(&real)
+                       : dtype == DType::f64 ? &wide
+                                             : static_cast<const void*>(&value);
     std::memcpy(data.data() + at * width, from, width);
   }
 
@@ -123,17 +128,17 @@ class Op {
   std::unique_ptr<Delegate> delegate_;
 };
 
-struct Restore {  // puts the options back
+struct RestoreOptions {  // restores the options
   const Options before = options();
-  ~Restore() { set_options(before); }
+  ~RestoreOptions() { set_options(before); }
 };
 
 }  // namespace
 
-TEST(an_index_out_of_range_is_an_error_of_its_call) {
+TEST(index_out_of_range_fails_the_call) {
   struct Indexed {
     const char* op;
-    std::vector<std::string> operands;  // "I" stands for the dtype of indices
+    std::vector<std::string> operands;  // "I": placeholder for the index dtype
     size_t index;
     json attrs;
     const char* result;
@@ -184,10 +189,10 @@ TEST(an_index_out_of_range_is_an_error_of_its_call) {
     }
 }
 
-// Numbers that no exporter writes: refused or computed, and nothing is read outside of the operands, no integer
-// overflows, nothing large is allocated.
-TEST(numbers_of_a_file_may_be_nonsense) {
-  const Restore restore;
+// Attribute values that no exporter writes: rejected or computed, without out-of-bounds reads, integer overflow or large
+// allocations.
+TEST(extreme_attributes_are_rejected_or_computed) {
+  const RestoreOptions restore;
   set_options({1, int64_t{64} << 20, int64_t{16} << 20});
   constexpr int64_t huge = INT64_C(1) << 62, top = INT32_MAX;
   const auto conv = [](json stride, json padding, json dilation, int64_t groups, bool transposed) {
@@ -255,8 +260,8 @@ TEST(numbers_of_a_file_may_be_nonsense) {
   refused("expand", {"f32 1 8"}, json::object(), "f32 1073741824 8");
 }
 
-TEST(samples_patches_distances_and_bags_may_be_nonsense) {
-  const Restore restore;
+TEST(extreme_sample_fold_distance_and_bag_attributes) {
+  const RestoreOptions restore;
   set_options({1, int64_t{64} << 20, int64_t{16} << 20});
   constexpr int64_t huge = INT64_C(1) << 62, top = INT32_MAX;
   const auto outcome = [](const std::string& op, const std::vector<std::string>& operands, const json& attrs,
@@ -274,9 +279,12 @@ TEST(samples_patches_distances_and_bags_may_be_nonsense) {
   const auto fold = [](json kernel, json stride, json padding, json dilation) {
     return json{{"kernel", kernel}, {"stride", stride}, {"padding", padding}, {"dilation", dilation}};
   };
-  CHECK_EQUAL(outcome("fold", {"f32 1 6 5"}, fold({2, 3}, {top, top}, {top, 3}, {top, 2}), "f32 1 1 1 3"), std::string("[build] fold 'y': patches [1, 6, 5] are not those of [1, 1, 1, 3]."));
+  CHECK_EQUAL(outcome("fold", {"f32 1 6 5"}, fold({2, 3}, {top, top}, {top, 3}, {top, 2}), "f32 1 1 1 3"),
+              std::string("[build] fold 'y': patches [1, 6, 5] do not fold to [1, 1, 1, 3]."));
   CHECK_EQUAL(outcome("fold", {"f32 1 6 9"}, fold({2, 3}, {2, 3}, {1, 2}, {1, 1}), "f32 1 1 4 5"), std::string());
-  CHECK(!outcome("fold", {"f32 1 6 1"}, fold({2, 3}, {1, 1}, {top, top}, {top, top}), "f32 1 0 4611686018427387904 4611686018427387904").empty());
+  CHECK(!outcome("fold", {"f32 1 6 1"}, fold({2, 3}, {1, 1}, {top, top}, {top, top}),
+                 "f32 1 0 4611686018427387904 4611686018427387904")
+             .empty());
   for (const double p : {0.0, 0.3, 1.0, 2.0, 1e300})
     for (const char* type : {"f32", "f64"}) {
       const std::string t = type;
@@ -291,7 +299,7 @@ TEST(samples_patches_distances_and_bags_may_be_nonsense) {
   CHECK(!outcome("embedding_bag", {"f32 5 131", "i64 9", "i32 0"}, bag, "f32 0 131").empty());
 }
 
-TEST(an_operand_that_no_node_takes_has_any_rank) {
+TEST(unused_operand_may_have_any_rank) {
   json program = good_program();
   program["contract"]["inputs"].push_back({{"name", "z"}, {"dtype", "f32"}, {"dims", json::array()}});
   for (int d = 0; d < 40; ++d) program["contract"]["inputs"][3]["dims"].push_back(6);
@@ -305,7 +313,9 @@ TEST(an_operand_that_no_node_takes_has_any_rank) {
   const int64_t x_sizes[] = {1, 1, 8}, mask_sizes[] = {2};
   const std::vector<int64_t> ones(40, 1), mask(2);
   const std::vector<float> x(8), z(1);
-  Argument args[] = {{DType::f32, 3, x_sizes, x.data()}, Argument{DType::integer}, {DType::i64, 1, mask_sizes, mask.data()},
+  Argument args[] = {{DType::f32, 3, x_sizes, x.data()},
+                     Argument{DType::integer},
+                     {DType::i64, 1, mask_sizes, mask.data()},
                      {DType::f32, 40, ones.data(), z.data()}};
   args[1].value = 0;
   HeapOutputs outputs(delegate.program().contract);
@@ -313,9 +323,9 @@ TEST(an_operand_that_no_node_takes_has_any_rank) {
   CHECK_EQUAL(outputs.data[0].size(), size_t{32});
 }
 
-// Large enough that every kernel is shared out. A thread sanitizer sees what they share.
-TEST(threads_change_no_bit) {
-  const Restore restore;
+// Sizes large enough that every kernel uses several threads; also run under the thread sanitizer.
+TEST(results_do_not_depend_on_threads) {
+  const RestoreOptions restore;
   const json image = {{"stride", {1, 1}}, {"padding", {1, 1}}, {"dilation", {1, 1}}, {"groups", 1}, {"transposed", false}};
   json deep = image, back = image;
   deep["groups"] = 16;
@@ -356,8 +366,14 @@ TEST(threads_change_no_bit) {
       {"index_add", {"f32 65", "f32 65537", "i64 65537"}, {{"dims", {0}}}, "f32 65"},
       {"scatter", {"f32 65 131", "i64 1031 131", "f32 1031 131"}, {{"dim", 0}}, "f32 65 131"},
       {"scatter_reduce", {"f32 65537", "i64 65537", "f32 65537"}, {{"dim", 0}, {"reduce", "sum"}}, "f32 65537"},
-      {"grid_sample", {"f32 2 67 33 35", "f32 2 65 67 2"}, {{"mode", "bicubic"}, {"padding_mode", "border"}, {"align_corners", true}}, "f32 2 67 65 67"},
-      {"fold", {"f32 2 72 1155"}, {{"kernel", {3, 3}}, {"stride", {1, 1}}, {"padding", {1, 1}}, {"dilation", {1, 1}}}, "f32 2 8 33 35"},
+      {"grid_sample",
+       {"f32 2 67 33 35", "f32 2 65 67 2"},
+       {{"mode", "bicubic"}, {"padding_mode", "border"}, {"align_corners", true}},
+       "f32 2 67 65 67"},
+      {"fold",
+       {"f32 2 72 1155"},
+       {{"kernel", {3, 3}}, {"stride", {1, 1}}, {"padding", {1, 1}}, {"dilation", {1, 1}}},
+       "f32 2 8 33 35"},
       {"cdist", {"f32 2 133 65", "f32 2 77 65"}, {{"p", 2.0}}, "f32 2 133 77"},
       {"pdist", {"f32 201 65"}, {{"p", 3.0}}, "f32 20100"},
       {"argsort", {"f32 9 1031"}, {{"dim", 1}}, "i64 9 1031"},

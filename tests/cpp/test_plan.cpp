@@ -18,7 +18,7 @@ struct FakePlan final : Plan {
   size_t n;
 };
 
-// Builds plans of 100 bytes and copies its first input to its first output.
+// Builds plans of 100 bytes; running copies the first input to the first output.
 class FakeEngine final : public Engine {
  public:
   explicit FakeEngine(const Program& program) : program_(program) {}
@@ -49,7 +49,7 @@ const EngineInfo kFake = {"fake",
                           [](const std::map<std::string, int64_t>&) {}};
 
 alignas(64) float weight[64 + 1];
-Bytes give_weight(const std::string&) { return {weight, 256}; }
+Bytes get_weight(const std::string&) { return {weight, 256}; }
 
 std::vector<float> run(Delegate& delegate, int64_t s, int64_t p, const std::vector<float>& x) {
   const int64_t x_sizes[] = {1, s, 8}, mask_sizes[] = {2 * s};
@@ -66,7 +66,7 @@ std::vector<float> run(Delegate& delegate, int64_t s, int64_t p, const std::vect
 
 }  // namespace
 
-TEST(cache_forgets_the_least_recently_used) {
+TEST(cache_evicts_least_recently_used) {
   PlanCache cache;
   for (int64_t i = 0; i < 3; ++i) CHECK_EQUAL(cache.insert({i, 0}, std::make_unique<FakePlan>(100), 300), size_t{0});
   CHECK(cache.find({0, 0}));
@@ -75,7 +75,7 @@ TEST(cache_forgets_the_least_recently_used) {
   CHECK(cache.find({0, 0}) && cache.find({2, 0}) && cache.find({3, 0}));
   CHECK(!cache.find({0, 1}) && !cache.find({0}) && !cache.find({}));
   CHECK_EQUAL(cache.bytes(), size_t{300});
-  CHECK_EQUAL(cache.insert({4, 0}, std::make_unique<FakePlan>(1000), 300), size_t{3});  // alone over the limit: kept
+  CHECK_EQUAL(cache.insert({4, 0}, std::make_unique<FakePlan>(1000), 300), size_t{3});  // kept although it exceeds the limit
   CHECK_EQUAL(cache.size(), size_t{1});
   CHECK(cache.find({4, 0}));
   cache.clear();
@@ -92,18 +92,20 @@ TEST(states_are_found_by_key) {
   CHECK(other + 7 <= first || other >= first + 1000);
   CHECK_EQUAL(static_cast<int>(other[6]), 0);
   CHECK(states.find("keys", 1000).data == first);
-  CHECK(states.find("keys", 1000).own == states.find("keys", 1000).own);
-  CHECK(states.find("keys", 1000).own != states.find("values", 7).own);
+  CHECK(states.find("keys", 1000).engine_data == states.find("keys", 1000).engine_data);
+  CHECK(states.find("keys", 1000).engine_data != states.find("values", 7).engine_data);
   CHECK_EQUAL(static_cast<int>(first[999]), 1);
   CHECK_EQUAL(states.bytes(), size_t{1007});
   CHECK_FAILS(states.find("keys", 999),
               "[load] state 'keys': 999 bytes expected, another delegate of the file has 1000. Lower the model again.");
-  CHECK_FAILS(states.find("huge", SIZE_MAX / 2), "[load] state 'huge': " + std::to_string(SIZE_MAX / 2) + " bytes could not be allocated.");
+  CHECK_FAILS(states.find("huge", SIZE_MAX / 2),
+              "[load] state 'huge': " + std::to_string(SIZE_MAX / 2) +
+                  " bytes could not be allocated. Free memory, or lower with a smaller state.");
   CHECK_EQUAL(states.bytes(), size_t{1007});
   CHECK(states.find("empty", 0).data != nullptr);
-  States apart;
-  CHECK(apart.find("keys", 1000).data != first);
-  CHECK_EQUAL(apart.bytes(), size_t{1000});
+  States separate;
+  CHECK(separate.find("keys", 1000).data != first);
+  CHECK_EQUAL(separate.bytes(), size_t{1000});
 }
 
 TEST(states_from_many_threads) {
@@ -116,7 +118,7 @@ TEST(states_from_many_threads) {
   CHECK_EQUAL(states.bytes(), size_t{64});
 }
 
-// A cache of 4 rows of 2, written at position p; the query sees the rows up to its own.
+// KV cache [1, 1, 4, 2], written at position p; the query attends to rows 0..p.
 json cached_program() {
   const auto value = [](const char* name, const char* dtype, std::vector<int> dims, const char* kind, const char* key) {
     return json{{"name", name}, {"dtype", dtype}, {"dims", dims}, {"kind", kind}, {"key", key}};
@@ -126,19 +128,28 @@ json cached_program() {
   for (const char* name : {"q", "k", "v"}) inputs.push_back({{"name", name}, {"dtype", "f32"}, {"dims", {0, 0, 0, 1}}});
   inputs.push_back({{"name", "p"}, {"dtype", "i64"}, {"dims", {0}}});
   const json output = {{"name", "y"}, {"dtype", "f32"}, {"dims", {0, 0, 0, 1}}};
-  return {{"version", 1},
-          {"contract", {{"dims", dims}, {"symbols", json::array()}, {"inputs", inputs}, {"constraints", json::array()}, {"outputs", {output}}}},
-          {"values", {value("kc", "f32", {0, 0, 2, 1}, "state", "kc"), value("vc", "f32", {0, 0, 2, 1}, "state", "vc"),
-                      value("y", "f32", {0, 0, 0, 1}, "temp", "")}},
-          {"nodes", {{{"op", "cached_attention"}, {"ins", {0, 1, 2, 3, 4, 5}}, {"outs", {6}}, {"attrs", {{"scale", 1.0}}}, {"regions", json::array()}}}},
-          {"results", {6}}};
+  return {
+      {"version", 1},
+      {"contract",
+       {{"dims", dims}, {"symbols", json::array()}, {"inputs", inputs}, {"constraints", json::array()}, {"outputs", {output}}}},
+      {"values",
+       {value("kc", "f32", {0, 0, 2, 1}, "state", "kc"), value("vc", "f32", {0, 0, 2, 1}, "state", "vc"),
+        value("y", "f32", {0, 0, 0, 1}, "temp", "")}},
+      {"nodes",
+       {{{"op", "cached_attention"},
+         {"ins", {0, 1, 2, 3, 4, 5}},
+         {"outs", {6}},
+         {"attrs", {{"scale", 1.0}}},
+         {"regions", json::array()}}}},
+      {"results", {6}}};
 }
 
-// The value that a query of zeros gets: the mean of those up to position p.
+// Result of a zero query: the mean of the values up to position p.
 float mean_at(Delegate& d, int64_t p, float value) {
   const int64_t sizes[] = {1, 1, 1, 2}, one[] = {1};
   const float zeros[2] = {}, v[] = {value, -value};
-  const Argument args[] = {{DType::f32, 4, sizes, zeros}, {DType::f32, 4, sizes, zeros}, {DType::f32, 4, sizes, v}, {DType::i64, 1, one, &p}};
+  const Argument args[] = {
+      {DType::f32, 4, sizes, zeros}, {DType::f32, 4, sizes, zeros}, {DType::f32, 4, sizes, v}, {DType::i64, 1, one, &p}};
   HeapOutputs outputs(d.program().contract);
   d.run(args, 4, outputs);
   float y[2];
@@ -152,13 +163,13 @@ TEST(delegates_share_states) {
   const Weights none = [](const std::string& key) -> Bytes { fail(Code::internal, "[test] weight '" + key + "'."); };
   const auto states = std::make_shared<States>();
   auto one = std::make_unique<Delegate>(find_engine("ggml"), text, none, states);
-  Delegate two(find_engine("ggml"), text, none, states), apart(find_engine("ggml"), text, none);
+  Delegate two(find_engine("ggml"), text, none, states), separate(find_engine("ggml"), text, none);
   CHECK_EQUAL(mean_at(*one, 0, 4), 4.0f);
-  CHECK_EQUAL(mean_at(two, 1, 8), 6.0f);    // what the other has written
-  CHECK_EQUAL(mean_at(apart, 1, 8), 4.0f);  // a cache of its own, of zeros
+  CHECK_EQUAL(mean_at(two, 1, 8), 6.0f);       // includes what the other delegate has written
+  CHECK_EQUAL(mean_at(separate, 1, 8), 4.0f);  // separate cache, initially zero
   one.reset();
   CHECK_EQUAL(mean_at(two, 2, 0), 4.0f);
-  CHECK_EQUAL(mean_at(two, 1, 0), 2.0f);  // taken back
+  CHECK_EQUAL(mean_at(two, 1, 0), 2.0f);  // overwritten
   CHECK_FAILS(mean_at(two, 4, 1), "[run] cached_attention 'y': 1 new rows at position 4 do not fit a cache of 4.");
   CHECK_EQUAL(mean_at(two, 1, 0), 2.0f);
   CHECK_EQUAL(states->bytes(), size_t{64});
@@ -167,27 +178,27 @@ TEST(delegates_share_states) {
 
 TEST(packed_weights_are_released) {
   std::vector<std::string> released;
-  const Release note = [&](const std::string& key) { released.push_back(key); };
+  const Release record = [&](const std::string& key) { released.push_back(key); };
   const std::string text = good_program().dump();
-  Delegate(find_engine("ggml"), text, give_weight, std::make_shared<States>(), note);
+  Delegate(find_engine("ggml"), text, get_weight, std::make_shared<States>(), record);
   CHECK(released == std::vector<std::string>{"sha-w"});
-  const auto odd = [](const std::string&) { return Bytes{reinterpret_cast<const char*>(weight) + 1, 256}; };
-  Delegate copied(find_engine("ggml"), text, odd, std::make_shared<States>(), note);  // once, when it is copied
+  const auto misaligned = [](const std::string&) { return Bytes{reinterpret_cast<const char*>(weight) + 1, 256}; };
+  Delegate copied(find_engine("ggml"), text, misaligned, std::make_shared<States>(), record);  // released once, when copied
   CHECK_EQUAL(released.size(), size_t{2});
   released.clear();
-  Delegate kept(kFake, text, give_weight, std::make_shared<States>(), note);
+  Delegate kept(kFake, text, get_weight, std::make_shared<States>(), record);
   CHECK(released.empty());
 }
 
 TEST(delegate_reuses_plans) {
   const Options before = options();
   set_options({1, 0, 250});
-  Delegate d(kFake, good_program().dump(), give_weight);
+  Delegate d(kFake, good_program().dump(), get_weight);
   for (int64_t s : {1, 2, 1, 2, 3, 2, 1}) {
     const std::vector<float> x(8 * s, static_cast<float>(s));
     CHECK(run(d, s, s % 2, x) == x);
   }
-  run(d, 1, 9, std::vector<float>(8));  // p is data: the same plan
+  run(d, 1, 9, std::vector<float>(8));  // p is read at run time: the plan is reused
   Counters c = d.counters();
   CHECK_EQUAL(c.calls, uint64_t{8});
   CHECK_EQUAL(c.built, uint64_t{4});
@@ -212,15 +223,16 @@ TEST(delegate_checks_weights) {
     Delegate(kFake, text, [&](const std::string&) { return Bytes{data, size}; });
   };
   CHECK_FAILS(load(weight, 128), "[load] weight 'sha-w': 256 bytes expected for f32 [8, 8], found 128. Lower the model again.");
-  load(reinterpret_cast<const char*>(weight) + 1, 256);  // not aligned: copied
+  load(reinterpret_cast<const char*>(weight) + 1, 256);  // misaligned: copied
   CHECK_EQUAL(live_counters().size(), size_t{0});
 }
 
 TEST(engines_are_found_by_name) {
   CHECK_EQUAL(std::string(find_engine("ggml").backend_id), "KeepdimGgml");
   CHECK_FAILS(register_engine(find_engine("ggml")), "[load] engine 'ggml': it is registered already.");
-  CHECK_FAILS(find_engine("tpu"), "[load] engine 'tpu': there is none of that name (known: ggml).");
-  CHECK_FAILS(set_options({-1, 0, 0}), "[options] threads, memory_limit, plan_limit: a value is negative.");
+  CHECK_FAILS(find_engine("tpu"), "[load] engine 'tpu': unknown engine (known: ggml).");
+  CHECK_FAILS(set_options({-1, 0, 0}),
+              "[options] threads, memory_limit, plan_limit: a value is negative. Give counts and bytes of 0 or more.");
 }
 
 TEST(last_error_is_per_thread) {
@@ -236,9 +248,9 @@ TEST(ggml_from_many_threads) {
   std::uniform_real_distribution<float> uniform(-1, 1);
   for (float& w : weight) w = uniform(random);
   const std::string text = good_program().dump();
-  Delegate shared(find_engine("ggml"), text, give_weight);
+  Delegate shared(find_engine("ggml"), text, get_weight);
   const auto work = [&](unsigned seed) {
-    Delegate own(find_engine("ggml"), text, give_weight);
+    Delegate own(find_engine("ggml"), text, get_weight);
     std::mt19937 r(seed);
     for (int i = 0; i < 40; ++i) {
       const int64_t s = 1 + r() % 7, p = r() % 9;

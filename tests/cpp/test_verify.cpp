@@ -1,4 +1,4 @@
-// One invalid example a rule: a change of the good program, and the sentence that refuses it.
+// One invalid example per rule: a modification of the good program, and the expected error message.
 #include "programs.h"
 #include "test.h"
 
@@ -8,8 +8,8 @@ using nlohmann::json;
 namespace {
 
 struct Row {
-  const char* path;  // JSON pointer; "-" at its end appends
-  const char* value;  // JSON; empty: the field is removed
+  const char* path;   // JSON pointer; a trailing "-" appends
+  const char* value;  // JSON; empty removes the field
   const char* sentence;
 };
 
@@ -41,9 +41,9 @@ const Row kRows[] = {
     {"/contract/symbols/0/source/index", "3", "[verify] symbol 's': its source input 0 'x' has no dim 3."},
     {"/contract/symbols/0/source/index", "-1", "[verify] symbol 's': index -1 is out of range."},
     {"/contract/symbols/0/source/input", "1", "[verify] symbol 's': its source input 1 'p' has no dim 1."},
-    {"/contract/symbols/1/source/input", "0", "[verify] symbol 'p': its source input 0 'x' is no integer."},
+    {"/contract/symbols/1/source/input", "0", "[verify] symbol 'p': its source input 0 'x' is not an integer."},
     {"/contract/symbols/1/source", R"({"kind": "item", "input": 0, "index": 0, "mul": 6, "add": 7})",
-     "[verify] symbol 'p': its source input 0 'x' is no integer tensor."},
+     "[verify] symbol 'p': its source input 0 'x' is not an integer tensor."},
     {"/contract/symbols/1/source", R"({"kind": "item", "input": 2, "index": 2, "mul": 6, "add": 7})",
      "[verify] symbol 'p': its source input 2 'mask' may have no element 2."},
     {"/contract/symbols/0/source/mul", "13", "[verify] symbol 's': 'mul' 13 does not exist; there are 13."},
@@ -53,37 +53,40 @@ const Row kRows[] = {
     // specs
     {"/contract/inputs/0/dims/0", "13", "[verify] input 0 'x': 'dims' 13 does not exist; there are 13."},
     {"/contract/inputs/0/dtype", "\"f8\"", "[verify] input 0 'x': dtype 'f8' is not known."},
-    {"/contract/inputs/0/dtype", "\"python\"", "[verify] input 0 'x': dtype python stands only in a method's own contract."},
+    {"/contract/inputs/0/dtype", "\"python\"", "[verify] input 0 'x': dtype python is only for a method's contract."},
     {"/contract/inputs/1/dims", "[3, 3]", "[verify] input 1 'p': dtype int takes exactly 1 dim, has 2."},
     {"/contract/symbols/0/lo", "-1", "[verify] input 0 'x' dim 1: s can be negative."},
-    {"/contract/dims/0", "[\"const\", 9007199254740992]", "[verify] input 0 'x': its size in bytes at the upper bounds overflows int64."},
+    {"/contract/dims/0", "[\"const\", 9007199254740992]",
+     "[verify] input 0 'x': its size in bytes at the upper bounds overflows int64."},
     {"/contract/constraints/0/cmp", "\"<=\"", "[verify] constraint 0: cmp '<=' is not known."},
     {"/contract/constraints/0/lhs", "99", "[verify] constraint 0: 'lhs' 99 does not exist; there are 13."},
     {"/contract/constraints/0/sentence", "1", "[verify] constraint 0: 'sentence' is not a string (number)."},
     // values
     {"/values/0/name", "\"\"", "[verify] value 3: the name is empty."},
     {"/values/0/name", "\"x\"", "[verify] value 3: the name 'x' is used twice."},
-    {"/values/0/dtype", "\"int\"", "[verify] value 3 'w': dtype int stands only for inputs and outputs."},
-    {"/values/0/dtype", "\"q8_0\"", "[verify] value 3 'w': its rows are no whole blocks of 32, as q8_0 needs."},
-    {"/values/1/dtype", "\"q8_0\"", "[verify] value 4 't': dtype q8_0 stands only for a const or state."},
-    {"/contract/inputs/0/dtype", "\"q8_0\"", "[verify] input 0 'x': dtype q8_0 stands only for a const or state."},
+    {"/values/0/dtype", "\"int\"", "[verify] value 3 'w': dtype int is only for inputs and outputs."},
+    {"/values/0/dtype", "\"q8_0\"", "[verify] value 3 'w': its rows are not a multiple of 32 elements, as q8_0 needs."},
+    {"/values/1/dtype", "\"q8_0\"", "[verify] value 4 't': dtype q8_0 is only for a const or state."},
+    {"/contract/inputs/0/dtype", "\"q8_0\"", "[verify] input 0 'x': dtype q8_0 is only for a const or state."},
     {"/values/0/kind", "\"input\"", "[verify] value 3 'w': kind 'input' is not known."},
     {"/values/0/key", "\"\"", "[verify] value 3 'w': a const needs a key."},
     {"/values/1/key", "\"k\"", "[verify] value 4 't': a temp has no key."},
     {"/values/0/dims/0", "1", "[verify] value 3 'w': the dims of a const have to be constant."},
-    {"/values/-", R"({"name": "z", "dtype": "f32", "dims": [], "kind": "temp", "key": ""})", "[verify] value 'z': no node produces it."},
+    {"/values/-", R"({"name": "z", "dtype": "f32", "dims": [], "kind": "temp", "key": ""})",
+     "[verify] value 'z': no node produces it."},
     // nodes
     {"/nodes/0/op", "\"\"", "[verify] node 0: the op is empty."},
     {"/nodes/0/ins/0", "6", "[verify] node 0 'linear': 'ins' 6 does not exist; there are 6."},
     {"/nodes/0/ins/0", "-2", "[verify] node 0 'linear': 'ins' -2 does not exist; there are 6."},
     {"/nodes/0/ins/0", "5", "[verify] node 0 'linear': 'u' is used before it is produced."},
     {"/nodes/0/ins/0", "4", "[verify] node 0 'linear': 't' is used before it is produced."},
-    {"/nodes/0/outs/0", "3", "[verify] node 0 'linear': its out 'w' is no temp."},
+    {"/nodes/0/outs/0", "3", "[verify] node 0 'linear': its out 'w' is not a temp."},
     {"/nodes/1/outs/0", "4", "[verify] node 1 'mul': its out 't' is produced twice."},
     {"/nodes/1/attrs/other", "13", "[verify] node 1 'mul': 'other' 13 does not exist; there are 13."},
     {"/nodes/1/attrs/other", "[1, 13]", "[verify] node 1 'mul': 'other' 13 does not exist; there are 13."},
     {"/nodes/1/attrs/other", "null", "[verify] node 1 'mul': 'other' is not an attribute (null)."},
-    {"/nodes/1/regions", R"([{"nodes": [], "results": [5]}])", "[verify] node 1 'mul' region 0: 'u' is used before it is produced."},
+    {"/nodes/1/regions", R"([{"nodes": [], "results": [5]}])",
+     "[verify] node 1 'mul' region 0: 'u' is used before it is produced."},
     {"/nodes/0/regions", R"([{"nodes": [{"op": "neg", "ins": [0], "outs": [5]}], "results": [5]}])",
      "[verify] node 1 'mul': its out 'u' is produced twice."},
     // results
@@ -98,7 +101,8 @@ std::string changed(const Row& row) {
   json program = good_program();
   const json::json_pointer path(row.path);
   if (*row.value) {
-    program = program.patch(json::array({{{"op", path.back() == "-" ? "add" : "replace"}, {"path", row.path}, {"value", json::parse(row.value)}}}));
+    program = program.patch(
+        json::array({{{"op", path.back() == "-" ? "add" : "replace"}, {"path", row.path}, {"value", json::parse(row.value)}}}));
   } else {
     program = program.patch(json::array({{{"op", "remove"}, {"path", row.path}}}));
   }
@@ -135,7 +139,7 @@ TEST(verify_regions_have_scopes) {
   program["values"].push_back({{"name", "v"}, {"dtype", "f32"}, {"dims", {6, 1, 0}}, {"kind", "temp"}});
   program["nodes"][0]["regions"] = json::array({inner});
   Program::parse(program.dump());
-  program["nodes"][1]["ins"] = {6};  // made inside the region, not seen outside
+  program["nodes"][1]["ins"] = {6};  // defined inside the region, not visible outside
   CHECK_FAILS(Program::parse(program.dump()), "[verify] node 1 'mul': 'v' is used before it is produced.");
 
   json deep = good_program();

@@ -1,0 +1,225 @@
+// Gather and scatter. An index out of range fails the call; nothing is read or written for it.
+#include "ggml/kernels/gather_scatter.h"
+
+#include "ggml/kernels/strided_loop.h"
+
+namespace keepdim::ggml {
+namespace {
+
+[[gnu::noinline, gnu::cold]] int64_t out_of_range(const IndexJob& job, int64_t index_value, int64_t offset) {
+  const std::string low = std::to_string(job.wrap ? -job.limit : 0), high = std::to_string(job.limit - 1);
+  job.fail(offset, "index " + std::to_string(index_value) + " is " +
+                       (job.limit ? "out of range " + low + ".." + high : "not in an empty dim") + ".");
+  return -1;
+}
+
+// Maps the index at a byte offset of the index tensor to a byte offset in the indexed tensor; -1 if out of range. I is the
+// index type.
+template <class I>
+struct IndexToOffset {
+  const IndexJob& job;
+  const char* data;
+  const int64_t limit, scale, wrap;
+
+  IndexToOffset(const IndexJob& job, int operand)
+      : job(job),
+        data(static_cast<const char*>(job.data[operand])),
+        limit(job.limit),
+        scale(job.scale),
+        wrap(job.wrap ? job.limit : 0) {}
+
+  int64_t operator()(int64_t offset) const {
+    const int64_t index_value = *reinterpret_cast<const I*>(data + offset);
+    const int64_t index = index_value + (index_value < 0 ? wrap : 0);
+    if (__builtin_expect(static_cast<uint64_t>(index) < static_cast<uint64_t>(limit), 1)) return index * scale;
+    return out_of_range(job, index_value, offset);
+  }
+};
+
+// Calls body with the IndexToOffset of the index dtype.
+template <class Body>
+void with_index(const IndexJob& job, int operand, Body&& body) {
+  if (job.wide)
+    body(IndexToOffset<int64_t>(job, operand));
+  else
+    body(IndexToOffset<int32_t>(job, operand));
+}
+
+// Combines several index tensors: adds the byte offsets of one index to those of the previous ones; -1 propagates.
+void offsets(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const IndexJob*>(userdata);
+  const int last = job.loop.rank - 1;
+  const int64_t sy = job.loop.strides[0][last], sx = job.loop.strides[1][last], sb = job.loop.strides[2][last];
+  with_index(job, 1, [&](const auto& locate) {
+    for_each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t here = locate(offset[1] + i * sx);
+        const int64_t before = job.data[2] ? *at<int64_t>(job.data[2], offset[2] + i * sb) : 0;
+        *at<int64_t>(job.data[0], offset[0] + i * sy) = here < 0 || before < 0 ? -1 : here + before;
+      }
+    });
+  });
+}
+
+template <class T>
+void gather(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const IndexJob*>(userdata);
+  const int last = job.loop.rank - 1;
+  constexpr int64_t w = sizeof(T);
+  const int64_t sy = job.loop.strides[0][last], sx = job.loop.strides[1][last], si = job.loop.strides[2][last];
+  with_index(job, 2, [&](const auto& locate) {
+    for_each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
+      char* y = at<char>(job.data[0], offset[0]);
+      if (si) {
+        char* x = static_cast<char*>(job.data[1]) + offset[1];
+        for (int64_t i = 0; i < n; ++i) {
+          const int64_t from = locate(offset[2] + i * si);
+          *at<T>(y, i * sy) = from < 0 ? T(0) : *at<T>(x, i * sx + from);
+        }
+        return;
+      }
+      const int64_t from = locate(offset[2]);
+      if (from < 0) {
+        for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = T(0);
+        return;
+      }
+      char* x = at<char>(job.data[1], offset[1] + from);
+      if (sy == w && sx == w)
+        std::memcpy(y, x, n * w);
+      else
+        for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = *at<T>(x, i * sx);
+    });
+  });
+}
+
+struct Assign {
+  template <class T> static T f(T, T b) { return b; }
+};
+
+// Work of one thread in a scatter: a slice of one loop dim, or the whole loop restricted to a range of target offsets. Either
+// way, elements with the same target are applied in order, independent of the number of threads.
+struct ScatterShare {
+  Loop loop;
+  int64_t base[3] = {};  // byte offsets of the slice
+  Span owned;            // target byte offsets that this thread writes
+  bool idle = false;
+
+  ScatterShare(const IndexJob& job, int ith, int nth) : loop(job.loop), owned{0, job.limit} {
+    // One index per element: scanning all indices costs as much as the scatter itself, so one thread does it all.
+    const bool single = job.split < 0 && loop.strides[2][loop.rank - 1];
+    if (loop.count() < 2 * kGrain || single) {
+      idle = ith > 0;
+    } else if (job.split < 0) {
+      owned = split_range(job.limit, ith, nth);
+    } else {
+      const Span part = split_range(loop.dims[job.split], ith, nth);
+      loop.dims[job.split] = part.end - part.begin;
+      for (int o = 0; o < 3; ++o) base[o] = part.begin * loop.strides[o][job.split];
+    }
+    owned.begin *= job.scale;
+    owned.end *= job.scale;
+  }
+  bool owns(int64_t position) const { return position >= owned.begin && position < owned.end; }
+};
+
+// n elements, each with its own index.
+template <class F, class T, class L>
+void scatter_elements(const ScatterShare& s, const L& locate, int64_t n, char* y, char* x, int64_t index,
+                      const int64_t (&step)[3]) {
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t to = locate(index + i * step[2]);
+    if (!s.owns(to)) continue;
+    T& element = *at<T>(y, i * step[0] + to);
+    element = F::f(element, *at<T>(x, i * step[1]));
+  }
+}
+
+// n elements that share one index.
+template <class F, class T>
+void scatter_run(int64_t n, char* y, char* x, const int64_t (&step)[3]) {
+  if (step[0] == sizeof(T) && step[1] == sizeof(T)) {
+    T* to = reinterpret_cast<T*>(y);
+    const T* from = reinterpret_cast<const T*>(x);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) to[i] = F::f(to[i], from[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) *at<T>(y, i * step[0]) = F::f(*at<T>(y, i * step[0]), *at<T>(x, i * step[1]));
+  }
+}
+
+template <class F, class T>
+void scatter(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const IndexJob*>(userdata);
+  ScatterShare s(job, ith, nth);
+  if (s.idle) return;
+  Loop& loop = s.loop;
+  const int last = loop.rank - 1;
+  const int64_t step[3] = {loop.strides[0][last], loop.strides[1][last], loop.strides[2][last]};
+  // If the elements of a run go to different rows, process few columns at a time so that the rows stay in the cache.
+  constexpr int64_t columns = 32;
+  const int64_t size = loop.dims[last], width = step[2] && step[0] ? columns : std::max<int64_t>(size, 1);
+  with_index(job, 2, [&](const auto& locate) {
+    for (int64_t c = 0; c < size; c += width) {
+      loop.dims[last] = std::min(width, size - c);
+      for_each_run(loop, 0, 1, [&](int64_t n, const int64_t* offset) {
+        char* y = static_cast<char*>(job.data[0]) + s.base[0] + offset[0] + c * step[0];
+        char* x = at<char>(job.data[1], s.base[1] + offset[1] + c * step[1]);
+        const int64_t index = s.base[2] + offset[2] + c * step[2];
+        if (step[2]) return scatter_elements<F, T>(s, locate, n, y, x, index, step);
+        const int64_t to = locate(index);
+        if (s.owns(to)) scatter_run<F, T>(n, y + to, x, step);
+      });
+    }
+  });
+}
+
+template <class F>
+Kernel scatter_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return scatter<F, float>;
+    case DType::f64: return scatter<F, double>;
+    case DType::i64: return scatter<F, int64_t>;
+    case DType::i32: return scatter<F, int32_t>;
+    default: return nullptr;
+  }
+}
+
+// Single-threaded: each output position depends on all previous elements.
+void nonzero(ggml_tensor*, int ith, int, void* userdata) {
+  const auto& job = *static_cast<const NonzeroJob*>(userdata);
+  if (ith) return;
+  const auto* x = static_cast<const uint8_t*>(job.data[1]);
+  auto* y = static_cast<int64_t*>(job.data[0]);
+  int64_t found = 0;
+  for (int64_t i = 0; i < job.count; ++i) {
+    y[found] = i;
+    found += x[i] != 0;
+  }
+  std::fill(y + found, y + job.count, -1);
+}
+
+}  // namespace
+
+Kernel nonzero_kernel() { return nonzero; }
+Kernel offset_kernel() { return offsets; }
+
+Kernel gather_kernel(size_t width) {
+  return width == 1 ? gather<uint8_t> : width == 2 ? gather<uint16_t> : width == 4 ? gather<uint32_t> : gather<uint64_t>;
+}
+
+Kernel scatter_kernel(ScatterFn fn, DType dtype) {
+  switch (fn) {
+    case ScatterFn::add: return scatter_of<Add>(dtype);
+    case ScatterFn::prod: return scatter_of<Mul>(dtype);
+    case ScatterFn::amax: return scatter_of<Maximum>(dtype);
+    case ScatterFn::amin: return scatter_of<Minimum>(dtype);
+    default: break;
+  }
+  const size_t width = dtype_bytes(dtype);
+  return width == 1   ? scatter<Assign, uint8_t>
+         : width == 2 ? scatter<Assign, uint16_t>
+         : width == 4 ? scatter<Assign, uint32_t>
+                      : scatter<Assign, uint64_t>;
+}
+
+}  // namespace keepdim::ggml

@@ -1,0 +1,291 @@
+// Reductions. f32 sums are flushed to f64 every few thousand elements to bound the rounding error. Chunk boundaries depend on
+// sizes only, so that results are bitwise independent of the number of threads.
+#include "ggml/kernels/reduce.h"
+
+#include <limits>
+
+#include "ggml/simd/lanes.h"
+
+namespace keepdim::ggml {
+namespace {
+
+constexpr int64_t kColumns = 256;  // results per block
+constexpr int64_t kRows = 64;      // rows accumulated in T before flushing to Acc
+
+// Size of the first reduced dim in one chunk.
+int64_t chunk_size(const ReduceJob& job, int64_t chunk) {
+  return job.chunk ? std::min(job.chunk, job.inner.dims[0] - chunk * job.chunk) : job.inner.dims[0];
+}
+
+// The loop over the reduced dims, restricted to one chunk.
+Loop chunk_loop(const ReduceJob& job, int64_t chunk) {
+  Loop part = job.inner;
+  part.dims[0] = chunk_size(job, chunk);
+  return part;
+}
+
+// Reduces elements T, or (x - shift)^2 if `squares`, with F to results Out.
+template <class F, class T, class Out, bool squares>
+struct Reduction {
+  using R = Lanes<F, T>;
+  using Acc = typename R::Acc;
+
+  const ReduceJob& job;
+  const Loop& kept = job.loop;
+  const int last = job.inner.rank - 1, tail = kept.rank - 1;  // innermost reduced dim; innermost kept dim
+  const int64_t sx = job.inner.strides[1][last];
+
+  static T term(T x, T shift) { return squares ? (x - shift) * (x - shift) : x; }
+  T shift_at(int64_t offset) const { return squares ? *at<T>(job.data[2], offset) : T(0); }
+  Out finish(Acc a) const {
+    if constexpr (std::is_floating_point_v<Acc>)
+      return static_cast<Out>(job.divisor == 1 ? a : a / job.divisor);
+    else
+      return static_cast<Out>(a);
+  }
+
+  bool kept_is_contiguous() const {
+    return sx != sizeof(T) && kept.strides[1][tail] == sizeof(T) && kept.strides[0][tail] == sizeof(Out);
+  }
+
+  // `count` adjacent results: accumulates rows, a block of kColumns columns at a time.
+  void columns(int64_t count, const int64_t* offset) const {
+    const Loop inner = chunk_loop(job, offset[0] / job.chunk_bytes);
+    const int64_t rows = job.count ? inner.count() : 0;
+    // Few columns and adjacent rows: several rows are treated as one wide row.
+    const bool dense = inner.rank == 1 && sx == count * static_cast<int64_t>(sizeof(T));
+    const int64_t group = dense ? std::clamp<int64_t>(kColumns / count, 1, std::max<int64_t>(rows, 1)) : 1;
+    for (int64_t c0 = 0; c0 < count; c0 += kColumns) {
+      const int64_t c = std::min(kColumns, count - c0), wide = c * group;
+      Acc acc[kColumns];
+      T block[kColumns], shift[kColumns];
+      std::fill(acc, acc + wide, R::template identity<Acc>());
+      for (int64_t j = 0; j < wide; ++j) shift[j] = shift_at(offset[2] + (c0 + j % c) * kept.strides[2][tail]);
+      StridedIterator row(inner, inner.rank, 0);
+      const auto accumulate_rows = [&](int64_t begin, int64_t end, int64_t step, int64_t width) {
+        for (int64_t i = begin; i < end;) {
+          std::fill(block, block + width, R::template identity<T>());
+          for (const int64_t last_row = std::min(end, i + kRows * step); i < last_row; i += step) {
+            const int64_t at_row = dense ? i * sx : row.offset[1];
+            const T* x = at<T>(job.data[1], offset[1] + at_row) + c0;
+            for (int64_t j = 0; j < width; ++j) block[j] = F::f(block[j], term(x[j], shift[j]));
+            if (!dense) row.next();
+          }
+          for (int64_t j = 0; j < width; ++j) acc[j] = F::f(acc[j], static_cast<Acc>(block[j]));
+        }
+      };
+      const int64_t grouped = rows / group * group;
+      accumulate_rows(0, grouped, group, wide);
+      accumulate_rows(grouped, rows, 1, c);
+      for (int64_t j = c; j < wide; ++j) acc[j % c] = F::f(acc[j % c], acc[j]);
+      Out* y = at<Out>(job.data[0], offset[0]) + c0;
+      for (int64_t j = 0; j < c; ++j) y[j] = finish(acc[j]);
+    }
+  }
+
+  // One result: reduces along the innermost reduced dim, row by row.
+  void rows(const int64_t* offset) const {
+    if (last == 0 && sx == sizeof(T) && job.count) {  // a single run, which may be short: without a loop nest
+      const T shift = shift_at(offset[2]);
+      const int64_t n = chunk_size(job, offset[0] / job.chunk_bytes);
+      const Acc sum = R::run(at<T>(job.data[1], offset[1]), n, [&](T v) { return term(v, shift); });
+      *at<Out>(job.data[0], offset[0]) = finish(F::f(R::template identity<Acc>(), sum));
+      return;
+    }
+    const Loop inner = chunk_loop(job, offset[0] / job.chunk_bytes);
+    const int64_t n = inner.dims[last], rows = job.count ? outer_count(inner) : 0;
+    const T shift = shift_at(offset[2]);
+    Acc acc = R::template identity<Acc>();
+    StridedIterator row(inner, last, 0);
+    for (int64_t r = 0; r < rows; ++r, row.next()) {
+      T* x = at<T>(job.data[1], offset[1] + row.offset[1]);
+      if (sx == sizeof(T)) {
+        acc = F::f(acc, R::run(x, n, [&](T v) { return term(v, shift); }));
+      } else {
+        for (int64_t i = 0; i < n; ++i) acc = F::f(acc, static_cast<Acc>(term(*at<T>(x, i * sx), shift)));
+      }
+    }
+    *at<Out>(job.data[0], offset[0]) = finish(acc);
+  }
+};
+
+template <class F, class T, class Out, bool squares>
+void reduce(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const ReduceJob*>(userdata);
+  const Reduction<F, T, Out, squares> r{job};
+  if (r.kept_is_contiguous()) {
+    // Runs of at least kColumns: the grouping of narrow columns must not depend on the number of threads.
+    for_each_run(
+        job.loop, job.count, ith, nth, [&](int64_t count, const int64_t* offset) { r.columns(count, offset); }, kColumns);
+    return;
+  }
+  for_each_row(job.loop, job.count, ith, nth, [&](int64_t, const int64_t* offset) { r.rows(offset); });
+}
+
+// ---- argmax and argmin: the first of equal elements; NaN wins
+
+template <class F, class T>
+bool is_better(T a, T b) {
+  if (a != a) return b == b;
+  return std::is_same_v<F, Maximum> ? a > b : a < b;
+}
+
+template <class F, class T>
+struct ArgBest {
+  T value;
+  int64_t position;
+
+  void update(T x, int64_t i) {
+    if (is_better<F>(x, value)) value = x, position = i;
+  }
+};
+
+// Reduces block by block; the position is searched only if a block improves on the best so far.
+template <class F, class T>
+void update_run(ArgBest<F, T>& best, const T* x, int64_t n, int64_t position) {
+  constexpr int64_t block = 1024;
+  for (int64_t begin = 0; begin < n; begin += block) {
+    const int64_t m = std::min(block, n - begin);
+    const T block_best = static_cast<T>(Lanes<F, T>::run(x + begin, m));
+    if (!is_better<F>(block_best, best.value)) continue;
+    int64_t i = 0;
+    while (i < m && x[begin + i] != block_best && !(block_best != block_best && x[begin + i] != x[begin + i])) ++i;
+    best = {block_best, position + begin + i};
+  }
+}
+
+// Position of the first element of a chunk.
+int64_t first_position(const ReduceJob& job, int64_t chunk) {
+  return chunk * (job.inner.dims[0] ? job.count / job.inner.dims[0] * job.chunk : 0);
+}
+
+// `count` adjacent results: compares rows with the best so far, a block of columns at a time.
+template <class F, class T>
+void argreduce_columns(const ReduceJob& job, int64_t count, const int64_t* offset) {
+  const int64_t chunk = offset[0] / job.chunk_bytes, start = first_position(job, chunk);
+  const Loop inner = chunk_loop(job, chunk);
+  const int64_t rows = inner.count();
+  for (int64_t c0 = 0; c0 < count; c0 += kColumns) {
+    const int64_t c = std::min(kColumns, count - c0);
+    T value[kColumns];
+    int64_t* y = at<int64_t>(job.data[0], offset[0]) + c0;
+    StridedIterator row(inner, inner.rank, 0);
+    for (int64_t i = 0; i < rows; ++i, row.next()) {
+      const T* x = at<T>(job.data[1], offset[1] + row.offset[1]) + c0;
+      for (int64_t j = 0; j < c; ++j) {
+        const bool better = i == 0 || is_better<F>(x[j], value[j]);
+        value[j] = better ? x[j] : value[j];
+        y[j] = better ? start + i : y[j];
+      }
+    }
+  }
+}
+
+// One result, row by row along the innermost reduced dim.
+template <class F, class T>
+void argreduce_rows(const ReduceJob& job, const int64_t* offset) {
+  const int last = job.inner.rank - 1;
+  const int64_t sx = job.inner.strides[1][last];
+  const int64_t chunk = offset[0] / job.chunk_bytes, start = first_position(job, chunk);
+  ArgBest<F, T> best{*at<T>(job.data[1], offset[1]), start};
+  if (last == 0 && sx == sizeof(T)) {  // a single run, which may be short: without a loop nest
+    update_run(best, at<T>(job.data[1], offset[1]), chunk_size(job, chunk), start);
+    *at<int64_t>(job.data[0], offset[0]) = best.position;
+    return;
+  }
+  const Loop inner = chunk_loop(job, chunk);
+  const int64_t n = inner.dims[last], rows = outer_count(inner);
+  StridedIterator row(inner, last, 0);
+  for (int64_t r = 0; r < rows; ++r, row.next()) {
+    const int64_t position = start + r * n;
+    T* x = at<T>(job.data[1], offset[1] + row.offset[1]);
+    if (sx == sizeof(T))
+      update_run(best, x, n, position);
+    else
+      for (int64_t i = 0; i < n; ++i) best.update(*at<T>(x, i * sx), position + i);
+  }
+  *at<int64_t>(job.data[0], offset[0]) = best.position;
+}
+
+template <class F, class T>
+void argreduce(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const ReduceJob*>(userdata);
+  const Loop& kept = job.loop;
+  const int tail = kept.rank - 1;
+  const bool contiguous = kept.strides[1][tail] == sizeof(T) && kept.strides[0][tail] == sizeof(int64_t);
+  if (job.inner.strides[1][job.inner.rank - 1] != sizeof(T) && contiguous)
+    for_each_run(kept, job.count, ith, nth, [&](int64_t n, const int64_t* offset) { argreduce_columns<F, T>(job, n, offset); });
+  else
+    for_each_row(kept, job.count, ith, nth, [&](int64_t, const int64_t* offset) { argreduce_rows<F, T>(job, offset); });
+}
+
+// Merges the positions of the chunks. Operands of `loop`: result, x, positions; consecutive chunks are `chunk_bytes` apart.
+template <class F, class T>
+void argreduce_merge(ggml_tensor*, int ith, int nth, void* userdata) {
+  const auto& job = *static_cast<const ReduceJob*>(userdata);
+  for_each_row(job.loop, job.count, ith, nth, [&](int64_t, const int64_t* offset) {
+    const auto position = [&](int64_t chunk) { return *at<int64_t>(job.data[2], offset[2] + chunk * job.chunk_bytes); };
+    const auto value = [&](int64_t i) {
+      return *at<T>(job.data[1], offset[1] + StridedIterator(job.inner, job.inner.rank, i).offset[1]);
+    };
+    ArgBest<F, T> best{value(position(0)), position(0)};
+    for (int64_t chunk = 1; chunk < job.count; ++chunk) best.update(value(position(chunk)), position(chunk));
+    *at<int64_t>(job.data[0], offset[0]) = best.position;
+  });
+}
+
+template <class Visit>
+Kernel dispatch_dtype(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::f32: return visit(float());
+    case DType::f64: return visit(double());
+    case DType::i64: return visit(int64_t());
+    case DType::i32: return visit(int32_t());
+    default: return nullptr;
+  }
+}
+
+// Sums also convert between f32 and f64, since chunk results are stored in f64.
+template <bool squares>
+Kernel sum_kernel(DType from, DType to) {
+  if (from == DType::f32 && to == DType::f64) return reduce<Add, float, double, squares>;
+  if (from == DType::f64 && to == DType::f32) return reduce<Add, double, float, squares>;
+  if (from != to) return nullptr;
+  return dispatch_dtype(from, [](auto x) -> Kernel { return reduce<Add, decltype(x), decltype(x), squares>; });
+}
+
+template <class F>
+Kernel same_dtype_kernel(DType dtype) {
+  return dispatch_dtype(dtype, [](auto x) -> Kernel { return reduce<F, decltype(x), decltype(x), false>; });
+}
+
+}  // namespace
+
+Kernel reduce_kernel(ReduceFn fn, DType from, DType to) {
+  switch (fn) {
+    case ReduceFn::sum: return sum_kernel<false>(from, to);
+    case ReduceFn::squares: return sum_kernel<true>(from, to);
+    case ReduceFn::prod: return same_dtype_kernel<Mul>(from);
+    case ReduceFn::amax: return same_dtype_kernel<Maximum>(from);
+    case ReduceFn::amin: return same_dtype_kernel<Minimum>(from);
+    case ReduceFn::any: return reduce<Maximum, bool, bool, false>;
+    case ReduceFn::all: return reduce<Minimum, bool, bool, false>;
+    default: return nullptr;
+  }
+}
+
+Kernel argreduce_kernel(ReduceFn fn, DType dtype) {
+  return dispatch_dtype(dtype, [&](auto x) -> Kernel {
+    using T = decltype(x);
+    return fn == ReduceFn::amax ? argreduce<Maximum, T> : argreduce<Minimum, T>;
+  });
+}
+
+Kernel argreduce_merge_kernel(ReduceFn fn, DType dtype) {
+  return dispatch_dtype(dtype, [&](auto x) -> Kernel {
+    using T = decltype(x);
+    return fn == ReduceFn::amax ? argreduce_merge<Maximum, T> : argreduce_merge<Minimum, T>;
+  });
+}
+
+}  // namespace keepdim::ggml

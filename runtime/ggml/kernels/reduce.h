@@ -1,0 +1,23 @@
+// Job of the reduction kernels.
+#pragma once
+#include "ggml/job.h"
+
+namespace keepdim::ggml {
+
+enum class ReduceFn : uint8_t { sum, squares, prod, amax, amin, any, all };
+
+// `loop` runs over the kept dims; operands: result, x, and the shift (variance) or the chunk results (argreduce).
+struct ReduceJob : Job {
+  Loop inner;                       // over the reduced dims
+  int64_t count = 0;                // elements per result
+  int64_t chunk = 0;                // chunk size along the first dim of `inner`; 0: not chunked
+  int64_t chunk_bytes = INT64_MAX;  // bytes of the results of one chunk; chunks are the outermost dim of `loop`
+  double divisor = 1;               // sums are divided by this
+};
+
+// Kernels; nullptr for an unsupported dtype.
+Kernel reduce_kernel(ReduceFn fn, DType from, DType to);  // ReduceJob
+Kernel argreduce_kernel(ReduceFn fn, DType dtype);        // ReduceJob: argmax (amax) or argmin (amin)
+Kernel argreduce_merge_kernel(ReduceFn fn, DType dtype);  // ReduceJob: merges the positions of chunks
+
+}  // namespace keepdim::ggml

@@ -1,0 +1,288 @@
+// Loops over strided operands with a static or dynamic split among threads, and scalar math shared by the kernels.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "ggml/job.h"
+
+namespace keepdim::ggml {
+
+constexpr int64_t kGrain = 2048;  // minimum elements per thread
+
+// Half-open range [begin, end).
+struct Span {
+  int64_t begin, end;
+};
+
+// Part i of `count` items split into n parts whose sizes differ by at most one.
+inline Span split_range(int64_t count, int ith, int nth) {
+  return {count / nth * ith + std::min<int64_t>(count % nth, ith),
+          count / nth * (ith + 1) + std::min<int64_t>(count % nth, ith + 1)};
+}
+
+// Byte offsets of all operands at one position of the first `rank` dims of a loop. Advances without divisions.
+struct StridedIterator {
+  const Loop& loop;
+  const int rank;
+  int64_t index[kMaxRank] = {};
+  int64_t offset[kMaxOperands] = {};
+
+  StridedIterator(const Loop& loop, int rank, int64_t start) : loop(loop), rank(rank) {
+    for (int d = rank - 1; d >= 0 && start; --d) {
+      index[d] = start % loop.dims[d];
+      start /= loop.dims[d];
+      for (int o = 0; o < kMaxOperands; ++o) offset[o] += index[d] * loop.strides[o][d];
+    }
+  }
+  void next() {
+    for (int d = rank - 1; d >= 0; --d) {
+      for (int o = 0; o < kMaxOperands; ++o) offset[o] += loop.strides[o][d];
+      if (++index[d] < loop.dims[d]) return;
+      for (int o = 0; o < kMaxOperands; ++o) offset[o] -= index[d] * loop.strides[o][d];
+      index[d] = 0;
+    }
+  }
+};
+
+// Number of positions of all dims but the innermost.
+inline int64_t outer_count(const Loop& loop) {
+  int64_t rows = 1;
+  for (int d = 0; d + 1 < loop.rank; ++d) rows *= loop.dims[d];
+  return rows;
+}
+
+// Calls body(n, offsets) for this thread's part of the runs along the innermost dim. `work` is the cost per element. With
+// fewer rows than threads a run is split, but not below `min_run` elements.
+template <class Body>
+void for_each_run(const Loop& loop, int64_t work, int ith, int nth, Body&& body, int64_t min_run = 1) {
+  const int last = loop.rank - 1;
+  const int64_t n = loop.dims[last], rows = outer_count(loop);
+  if (n <= 0 || rows <= 0) return;
+  if (rows * n * work < 2 * kGrain) {
+    if (ith) return;
+    nth = 1;
+  }
+  const int64_t max_parts = std::clamp<int64_t>(n * work / kGrain, 1, std::max<int64_t>(1, n / min_run));
+  const int64_t parts = rows >= nth ? 1 : std::min<int64_t>((nth + rows - 1) / rows, max_parts);
+  const Span span = split_range(rows * parts, ith, nth);
+  StridedIterator at(loop, last, span.begin / parts);
+  int64_t part = span.begin % parts;
+  for (int64_t i = span.begin; i < span.end; ++i) {
+    const Span run = split_range(n, static_cast<int>(part), static_cast<int>(parts));
+    int64_t offset[kMaxOperands];
+    for (int o = 0; o < kMaxOperands; ++o) offset[o] = at.offset[o] + run.begin * loop.strides[o][last];
+    body(run.end - run.begin, offset);
+    if (++part == parts) {
+      part = 0;
+      at.next();
+    }
+  }
+}
+
+template <class Body>
+void for_each_run(const Loop& loop, int ith, int nth, Body&& body) {
+  for_each_run(loop, 1, ith, nth, std::forward<Body>(body));
+}
+
+// Calls body(position, offsets) for this thread's part of all positions of the loop (static split).
+template <class Body>
+void for_each_row(const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
+  const int64_t rows = loop.count();
+  if (rows <= 0) return;
+  if (rows * work < 2 * kGrain) {
+    if (ith) return;
+    nth = 1;
+  }
+  const Span span = split_range(rows, ith, nth);
+  StridedIterator at(loop, loop.rank, span.begin);
+  for (int64_t i = span.begin; i < span.end; ++i, at.next()) body(i, at.offset);
+}
+
+// The same with guided dynamic scheduling, for expensive work items: threads take the next positions from a shared counter,
+// in chunks that shrink towards the end. Returns true in the last thread to finish, after all items are done.
+template <class Body>
+bool for_each_dynamic(const Job& job, const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
+  const int64_t count = loop.count();
+  if (nth == 1 || count * work < 2 * kGrain) {
+    for_each_row(loop, work, ith, nth, std::forward<Body>(body));
+    return ith == 0;
+  }
+  WorkCounter& work_counter = job.work_counter;
+  for (int64_t begin = work_counter.next.load(std::memory_order_relaxed); begin < count;) {
+    const int64_t end = begin + std::max<int64_t>(1, (count - begin) / (4 * nth));
+    if (!work_counter.next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
+    StridedIterator at(loop, loop.rank, begin);
+    for (int64_t i = begin; i < end; ++i, at.next()) body(i, at.offset);
+    begin = work_counter.next.load(std::memory_order_relaxed);
+  }
+  if (work_counter.finished.fetch_add(1, std::memory_order_acq_rel) + 1 < nth) return false;
+  work_counter.finished.store(0, std::memory_order_relaxed);
+  work_counter.next.store(0, std::memory_order_relaxed);
+  return true;
+}
+
+// Row indices to compute, in increasing order: the first `count` rows, or those of a list.
+struct Rows {
+  const int64_t* list;  // nullptr: 0, 1, 2, …
+  int64_t count;
+
+  int64_t operator[](int64_t i) const { return list ? list[i] : i; }
+  bool adjacent(Span span) const { return !list || list[span.end - 1] - list[span.begin] == span.end - span.begin - 1; }
+  Rows within(Span rows) const {  // the listed rows inside `rows`; requires a list
+    const int64_t* first = std::lower_bound(list, list + count, rows.begin);
+    return {first, std::lower_bound(first, list + count, rows.end) - first};
+  }
+};
+
+// Reads a list of row indices (i64, terminated by -1); without one, all `row_count` rows. An invalid list reports an error
+// and gives no rows.
+inline Rows parse_row_list(const Job& job, const void* operand, int64_t row_count) {
+  const auto* list = static_cast<const int64_t*>(operand);
+  if (!list) return {nullptr, row_count};
+  const int64_t count = std::find(list, list + row_count, -1) - list;
+  bool valid = true;
+  for (int64_t i = 0, before = -1; i < count; before = list[i++]) valid = valid & (list[i] > before) & (list[i] < row_count);
+  if (!valid) job.fail(0, "the list of its rows is not sorted, or out of range.");
+  return {list, valid ? count : 0};
+}
+
+// Calls body(row) for the rows of `span` that are not in the list.
+template <class Body>
+void for_each_unlisted(const Rows& rows, Span span, Body&& body) {
+  if (!rows.list) return;
+  const Rows listed = rows.within(span);
+  int64_t next = 0;
+  for (int64_t r = span.begin; r < span.end; ++r)
+    if (next < listed.count && listed[next] == r)
+      ++next;
+    else
+      body(r);
+}
+
+template <class T>
+T* at(void* base, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
+}
+
+template <class To, class From>
+To bit_cast(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To y;
+  std::memcpy(&y, &x, sizeof(y));
+  return y;
+}
+
+// Range reduction: e^x = e^r * 2^n with |r| <= ln 2 / 2.
+struct SplitExp {
+  float exp_r;  // e^r
+  int32_t n;
+};
+inline SplitExp split_exp(float x) {
+  const float shifted = x * 1.44269504f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  return {p * (r * r) + r + 1.0f, bit_cast<int32_t>(shifted) - bit_cast<int32_t>(12582912.0f)};
+}
+inline float power_of_two(int32_t n) { return bit_cast<float>(static_cast<uint32_t>(n + 127) << 23); }
+
+// Within 2 ulp of expf; overflows to inf and underflows to 0 as expf does.
+inline float fast_exp(float x) {
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const auto [exp_r, n] = split_exp(x);
+  const int32_t half = n >> 1;  // 2^n in two factors, since n may exceed the exponent range
+  return exp_r * power_of_two(half) * power_of_two(n - half);
+}
+
+inline float fast_tanh(float x) {
+  const float t = std::fabs(x), s = x * x;
+  float p = -5.70498872745e-3f;
+  p = p * s + 2.06390887954e-2f;
+  p = p * s - 5.37397155531e-2f;
+  p = p * s + 1.33314422036e-1f;
+  p = p * s - 3.33332819422e-1f;
+  const float small = p * s * x + x;
+  const float large = std::copysign(1.0f - 2.0f / (fast_exp(2.0f * t) + 1.0f), x);
+  return t < 0.625f ? small : large;
+}
+
+inline float fast_erf(float x) {
+  const float t = std::fabs(x), s = x * x;
+  float r = -1.72853470e-5f * t + 3.83197126e-4f;
+  r = r * s + (-3.88396438e-3f * t + 2.42546219e-2f);
+  r = r * t - 1.06777877e-1f;
+  r = r * t - 6.34846687e-1f;
+  r = r * t - 1.28717512e-1f;
+  r = r * t - t;
+  const auto [exp_r, n] = split_exp(r < -87.0f ? -87.0f : r);  // r <= 0; below -87 the result is 1
+  const float large = std::copysign(1.0f - exp_r * power_of_two(n), x);
+  float q = -5.96761703e-4f;
+  q = q * s + 4.99119423e-3f;
+  q = q * s - 2.67681349e-2f;
+  q = q * s + 1.12819925e-1f;
+  q = q * s - 3.76125336e-1f;
+  q = q * s + 1.28379166e-1f;
+  const float small = q * x + x;
+  return t > 0.927734375f ? large : small;
+}
+
+// Normal CDF, absolute error within 4e-8: exp of a polynomial in |x|, which approximates log CDF(-|x|).
+inline float fast_normal_cdf(float x) {
+  const float t = std::fabs(x);
+  float p = -1.60694285e-8f;
+  p = p * t + 4.99527516e-7f;
+  p = p * t - 6.62925004e-6f;
+  p = p * t + 4.76672794e-5f;
+  p = p * t - 1.76716087e-4f;
+  p = p * t - 3.30095609e-5f;
+  p = p * t + 4.85261949e-3f;
+  p = p * t - 3.63729857e-2f;
+  p = p * t - 3.18300426e-1f;
+  p = p * t - 7.97885418e-1f;
+  p = p * t - 6.93147182e-1f;
+  const auto [exp_r, n] = split_exp(p < -87.0f ? -87.0f : p);
+  const float rest = p < -87.0f ? 0.0f : exp_r * power_of_two(n);
+  return x > 0 ? 1.0f - rest : rest;
+}
+
+template <class T>
+using Unsigned = std::conditional_t<sizeof(T) < sizeof(int), unsigned,
+                                    std::make_unsigned_t<std::conditional_t<std::is_integral_v<T>, T, int>>>;
+
+// Integer arithmetic wraps around, as in torch: computed in unsigned types, since signed overflow is undefined (also for
+// narrow types, which are promoted to int).
+template <class T, class Op>
+T wrap(T a, T b, Op op) {
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(op(static_cast<Unsigned<T>>(a), static_cast<Unsigned<T>>(b)));
+  else
+    return op(a, b);
+}
+
+struct Add {
+  template <class T> static T f(T a, T b) {
+    return wrap(a, b, [](auto x, auto y) { return x + y; });
+  }
+};
+struct Mul {
+  template <class T> static T f(T a, T b) {
+    return wrap(a, b, [](auto x, auto y) { return x * y; });
+  }
+};
+struct Maximum {
+  template <class T> static T f(T a, T b) { return ((a > b) | (a != a)) ? a : b; }
+};  // propagates NaN
+struct Minimum {
+  template <class T> static T f(T a, T b) { return ((a < b) | (a != a)) ? a : b; }
+};
+
+}  // namespace keepdim::ggml
