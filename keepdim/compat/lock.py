@@ -1,4 +1,4 @@
-"""One lowering at a time: it changes tables of torch and of ExecuTorch while it lasts."""
+"""The lock of lowering, which changes tables of torch and of ExecuTorch while it runs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,33 @@ from ..errors import fail
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_turn = RLock()
+_lowering = RLock()
 _imports = RLock()  # of what is imported when it is first asked for
 _half_done = False  # another thread was lowering when this process was forked
 
 
-def in_turn(lowers: Callable[P, R]) -> Callable[P, R]:
-    """Another thread that calls such a function waits until this one is done."""
+def one_at_a_time(lowers: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that lowers: another thread that calls one waits until this one is done."""
 
     @functools.wraps(lowers)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        _refuse_half_done()
-        with _turn:
+        with lowering_lock():
             return lowers(*args, **kwargs)
 
     return run
 
 
 @contextlib.contextmanager
+def lowering_lock() -> Iterator[None]:
+    """In this block no other thread lowers or patches another library; this thread may enter it again."""
+    _refuse_half_done()
+    with _lowering:
+        yield
+
+
+@contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """While it lasts, modules are imported: Python's own locks of imports do not survive a fork."""
+    """In this block modules are imported: Python's own import locks do not survive a fork."""
     _refuse_half_done()
     with _imports:
         yield
@@ -45,9 +52,9 @@ def _refuse_half_done() -> None:
 
 
 def _look_after_fork() -> None:
-    """A thread that holds a lock is not in this process: nobody will give it back."""
+    """Find locks held by threads that do not exist in this process: they are never released."""
     global _half_done
-    for lock in (_turn, _imports):
+    for lock in (_lowering, _imports):
         if lock.acquire(blocking=False):
             lock.release()
         else:

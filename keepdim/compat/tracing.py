@@ -1,9 +1,10 @@
-"""Kernels for the ops whose own ones in torch fix a size at the example's number while a model is traced."""
+"""Patches of torch.export: shape functions and decompositions that would fix a size at that of the example."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -13,14 +14,17 @@ from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch._decomp.decompositions import slice_forward
 from torch._dynamo.eval_frame import remove_from_cache
-from torch._subclasses import fake_impls
+from torch._subclasses import fake_impls, fake_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from .patch import lasting, patch, wrapped
 
 aten = torch.ops.aten
 KEY = DispatchKey.CompositeImplicitAutograd
 SDPA = aten.scaled_dot_product_attention.default
 GRID = aten.affine_grid_generator.default
+CHOSEN = aten.masked_select.default
 LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 
 
@@ -38,34 +42,38 @@ def _grid_sampler(mode: Any, x: torch.Tensor, grid: torch.Tensor, *how: Any) -> 
 
 
 def _slice_copy(mode: Any, x: torch.Tensor, *places: Any, **named: Any) -> torch.Tensor:
-    """torch takes the ends of a copied slice for the example, and those of a slice for every size; where data decides
-    them, it makes up a size."""
+    """torch decides the ends of slice_copy for the example, and those of slice for every size; where they depend on
+    data, it makes a new symbol."""
     sizes = [v for v in (*x.shape, *places, *named.values()) if isinstance(v, torch.SymInt)]
     form = slice_forward if any(map(free_unbacked_symbols, sizes)) else aten.slice.Tensor
     with mode:
         return x.new_empty(form(x, *places, **named).shape)
 
 
-def _masked_select(mode: Any, func: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _masked_select(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """torch bounds the result by the elements of x, which may be fewer than those of the mask."""
-    return fake_impls.masked_select(mode, func, *torch.broadcast_tensors(x, mask))
+
+    def run(mode: Any, func: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return theirs(mode, func, *torch.broadcast_tensors(x, mask))
+
+    return run
 
 
 def _pooled(n: Any, kernel: Any, before: Any, after: Any, stride: Any, dilation: Any, ceil: bool) -> Any:
-    """The size of a pool's result. Rounded up it may not begin behind the input: torch asks that of the example, here
-    it is the smaller of two sizes."""
+    """The size of a pool's result. With ceil_mode the last window must begin inside the input: torch checks that for
+    the example, here it is the smaller of two sizes."""
     room = n + before + after - dilation * (kernel - 1) - 1
     if not ceil:
         return room // stride + 1
     return torch.sym_min((room + stride - 1) // stride, (n + before - 1) // stride) + 1
 
 
-def _whole(steps: Any) -> Any:
-    """A recurrent layer kept whole over a length that is a symbol: torch has only its steps, one by one."""
+def _undecomposed(steps: Any) -> Any:
+    """A recurrent layer over a symbolic length as one op: torch only traces it step by step."""
 
     def run(x: torch.Tensor, *args: Any) -> Any:
         known = isinstance(x.size(1 if args[-1] else 0), int)
-        # A layer that is taken apart is recorded: then its steps are wanted, whatever becomes of the length.
+        # In a proxy mode the layer is being decomposed: then its steps are needed, even if that fixes the length.
         return steps(x, *args) if known or get_proxy_mode() is not None else _shapes(x, *args)
 
     return run
@@ -73,7 +81,7 @@ def _whole(steps: Any) -> Any:
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
                *args: Any, **kwargs: Any) -> Any:  # fmt: skip
-    """Attention with its mask as large as it is used: torch's own form asks whether there is one query."""
+    """Attention with its mask expanded: torch's decomposition asks whether there is one query."""
     mask = attn_mask
     if mask is not None and mask.dim() > 1 and isinstance(mask.size(-2), int) and mask.size(-2) == 1:
         mask = mask.expand(*mask.shape[:-2], query.size(-2), mask.size(-1))
@@ -81,7 +89,7 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn
 
 
 def _max_pool1d(x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
-    """max_pool1d as max_pool2d: torch's own form reads the sizes as numbers."""
+    """max_pool1d as max_pool2d: torch's decomposition reads the sizes as numbers."""
 
     def two(v: Any, first: int) -> list[int]:
         v = [v] if isinstance(v, int) else list(v)
@@ -93,12 +101,12 @@ def _max_pool1d(x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilatio
 
 
 def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int | None = None) -> Any:
-    """Distances by differences at every size: torch's own form takes products from 26 points on."""
+    """cdist by differences at every size: torch uses matrix products from 26 points on."""
     return aten._cdist_forward.default(x, y, p, 2)
 
 
 def _affine_grid(theta: torch.Tensor, size: Any, align_corners: bool) -> torch.Tensor:
-    """The centres of pixels, or their edges, from -1 to 1, times theta: torch's own form reads the sizes as numbers."""
+    """The centres of pixels, or their edges, from -1 to 1, times theta: torch reads the sizes as numbers."""
 
     def line(n: Any) -> torch.Tensor:
         steps = 2 * torch.arange(n, dtype=theta.dtype, device=theta.device) - (n - 1)
@@ -110,51 +118,153 @@ def _affine_grid(theta: torch.Tensor, size: Any, align_corners: bool) -> torch.T
     return grid.view(size[0], *size[2:], grid.size(-1))
 
 
+@lasting(
+    of="torch",
+    version="2.13.0",
+    reason="outside Dynamo, torch.cond is compiled by it: what it still has of an earlier cond is tried first, and "
+    "asks symbolic sizes whether they are the numbers of that one, which fixes them",
+    upstream="torch.cond outside Dynamo is not compiled, or what is kept is not compared with symbols",
+)
 def forget_conds() -> None:
-    """Outside Dynamo, torch.cond is compiled by it. What Dynamo still has of an earlier cond is tried first, and asks
-    symbolic sizes whether they are the numbers of that one, which fixes them."""
+    """Dynamo forgets what it compiled of torch.cond. Nothing is restored: it compiles the next cond again."""
     for code in torch.cond.__code__.co_consts:
         if isinstance(code, CodeType):
             remove_from_cache(code)
 
 
-# What has a shape function of ours: asked for shapes only, and only where a size is a symbol.
-SHAPES: dict[Any, Any] = {
-    **{layer: lambda mode, *args, **kwargs: _shapes(*args, **kwargs) for layer in LAYERS},
-    aten.grid_sampler_2d.default: _grid_sampler,
-    aten.slice_copy.Tensor: _slice_copy,
-}
-CHOSEN = aten.masked_select.default
+# ---------------------------------------------------------------- patches
+def _kernel(op: Any, kernel: Callable[..., Any]) -> contextlib.ExitStack:
+    """Another decomposition of an op that torch decomposes in C++ or in Python. Ops cache what they found."""
+    stack = contextlib.ExitStack()
+    stack.callback(op._dispatch_cache.clear)
+    stack.enter_context(wrapped(op.py_kernels, KEY, lambda theirs: kernel, functools.partial(op._op_dk, KEY)))
+    op._dispatch_cache.clear()
+    return stack
 
 
-@contextlib.contextmanager
-def _with(table: Any, entries: Mapping[Any, Any]) -> Iterator[None]:
-    """A table of torch's with other entries."""
-    before = {key: table.get(key) for key in entries}
-    table.update(entries)
-    try:
+def _shape_functions(ours: Mapping[Any, Any]) -> contextlib.AbstractContextManager[None]:
+    """Shape functions that torch asks first, where a size is a symbol, for ops that have none there."""
+    return wrapped(fake_tensor, "get_fast_op_impls", lambda theirs: lambda: {**theirs(), **ours})
+
+
+@patch(
+    of="torch",
+    version="2.13.0",
+    reason="attention asks whether there is one query where a mask has one row, which fixes the number of queries",
+    upstream="scaled_dot_product_attention broadcasts its mask without asking for sizes",
+)
+def attention_masks() -> Iterator[None]:
+    """A mask with one row is expanded to all queries."""
+    with _kernel(SDPA, _attention):
         yield
-    finally:
-        for key, entry in before.items():
-            if entry is None:
-                del table[key]
-            else:
-                table[key] = entry
+
+
+@patch(
+    of="torch",
+    version="2.13.0",
+    reason="max_pool1d reads its sizes as numbers, which fixes them",
+    upstream="max_pool1d is decomposed with symbolic sizes",
+)
+def max_pools_of_one_dim() -> Iterator[None]:
+    """max_pool1d is max_pool2d."""
+    with _kernel(aten.max_pool1d.default, _max_pool1d):
+        yield
+
+
+@patch(
+    of="torch",
+    version="2.13.0",
+    reason="cdist chooses between products and differences by the number of points, which bounds that number",
+    upstream="cdist leaves the choice to its kernel",
+)
+def cdist_by_differences() -> Iterator[None]:
+    """cdist computes differences at every size."""
+    with _kernel(aten.cdist.default, _cdist):
+        yield
+
+
+@patch(
+    of="torch",
+    version="2.13.0",
+    reason="a recurrent layer is traced step by step, which fixes its length",
+    upstream="lstm, gru and rnn have shape functions, and stay one op in an exported program",
+)
+def recurrent_layers() -> Iterator[None]:
+    """A recurrent layer over a length that is a symbol stays one op."""
+    with contextlib.ExitStack() as stack:
+        for layer in LAYERS:
+            stack.enter_context(_kernel(layer, _undecomposed(layer.py_kernels[KEY])))
+        shapes = {layer: lambda mode, *args, **kwargs: _shapes(*args, **kwargs) for layer in LAYERS}
+        stack.enter_context(_shape_functions(shapes))
+        yield
+
+
+@patch(
+    of="torch",
+    version="2.13.0",
+    reason="a pool with ceil_mode asks whether its last window begins inside the input, which bounds the input",
+    upstream="pooling_output_shape_pad_lr takes the smaller of two sizes where they are symbols",
+)
+def ceil_mode_pool_sizes() -> Iterator[None]:
+    """The size of a pool's result is an expression."""
+    with wrapped(torch_shapes, "pooling_output_shape_pad_lr", lambda theirs: _pooled):
+        yield
+
+
+@patch(
+    of="torch",
+    version="2.13.0",
+    reason="affine_grid_generator reads its sizes as numbers, which fixes them",
+    upstream="its decomposition takes symbolic sizes",
+)
+def affine_grids() -> Iterator[None]:
+    """The grid is computed from sizes that are symbols."""
+    with wrapped(decomposition_table, GRID, lambda theirs: _affine_grid):
+        yield
+
+
+@patch(
+    of="torch",
+    version="2.13.0",
+    reason="the result of masked_select is bounded by the elements of its input, which may be fewer than the mask's",
+    upstream="its shape function bounds the result by the broadcast shape",
+)
+def masked_selections() -> Iterator[None]:
+    """As many elements as the input and the mask have together, at most."""
+    with wrapped(fake_impls.op_implementations_dict, CHOSEN, _masked_select):
+        yield
+
+
+@patch(
+    of="torch",
+    version="2.13.0",
+    reason="slice_copy decides its ends for the example where slice keeps them for every size",
+    upstream="slice_copy has the shape function of slice",
+)
+def copied_slices() -> Iterator[None]:
+    """A copied slice has the shape of the slice."""
+    with _shape_functions({aten.slice_copy.Tensor: _slice_copy}):
+        yield
+
+
+@patch(
+    of="torch",
+    version="2.13.0",
+    reason="the shape of grid_sampler_2d is found by tracing more than a hundred ops",
+    upstream="grid_sampler_2d has a shape function",
+)
+def grid_samples() -> Iterator[None]:
+    """The shape of a sampled grid is that of the grid."""
+    with _shape_functions({aten.grid_sampler_2d.default: _grid_sampler}):
+        yield
 
 
 @contextlib.contextmanager
 def symbolic_sizes() -> Iterator[None]:
-    """While it lasts, tracing keeps the sizes of these ops symbolic."""
+    """In this block, tracing keeps the sizes of these ops symbolic."""
     forget_conds()
-    ours = {SDPA: _attention, aten.max_pool1d.default: _max_pool1d, aten.cdist.default: _cdist}
-    ours |= {layer: _whole(layer.py_kernels[KEY]) for layer in LAYERS}
     with contextlib.ExitStack() as stack:
-        for op, kernel in ours.items():
-            stack.callback(op._dispatch_cache.clear)  # before and after
-            op._dispatch_cache.clear()
-            stack.enter_context(_with(op.py_kernels, {KEY: kernel}))
-        stack.enter_context(_with(vars(torch_shapes), {"pooling_output_shape_pad_lr": _pooled}))
-        stack.enter_context(_with(decomposition_table, {GRID: _affine_grid}))
-        stack.enter_context(_with(fake_impls.op_implementations_dict, {CHOSEN: _masked_select}))
-        stack.enter_context(_with(fake_impls.get_fast_op_impls(), SHAPES))
+        for made in (attention_masks, max_pools_of_one_dim, cdist_by_differences, recurrent_layers,
+                     ceil_mode_pool_sizes, affine_grids, masked_selections, copied_slices, grid_samples):  # fmt: skip
+            stack.enter_context(made())
         yield
