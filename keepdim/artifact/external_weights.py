@@ -1,7 +1,7 @@
-"""Weights that stay in the file they came from and are mapped from there.
+"""Weights that stay in their original file and are mapped from there.
 
-A lowered file then holds `Spans`: the name of that file, the hash of its content, and where each weight lies in it.
-Nothing of the file's own format is read when it is loaded.
+A lowered file then stores `Spans`: the name of that file, the hash of its content, and the offset of each weight. Its
+format is not parsed at load.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AGAIN = "Give the file it was lowered from, or lower the model again"
 
 
 class Spans(msgspec.Struct, frozen=True):
-    """Weights of a lowered file that lie in another one."""
+    """Weights of a lowered file that are stored in another one."""
 
     name: str  # of the file, without a folder
     size: int
@@ -28,13 +28,13 @@ class Spans(msgspec.Struct, frozen=True):
     spans: dict[str, tuple[int, int]]  # key of a weight → offset, bytes
 
     def find(self, path: Path, given: Path | None = None) -> Path:
-        """The file for the lowered one at `path`: given, or beside it; of the size and content it had."""
+        """The weight file of the lowered file at `path`: `given`, or in its folder; size and hash are checked."""
         if Path(self.name).name != self.name or not all(self._inside(*s) for s in self.spans.values()):
             fail("load", str(path), f"its table of weights in {self.name!r} is not valid", "Lower the model again")
         file = given if given is not None else path.parent / self.name
         if not file.is_file():
-            where = "which is not beside it" if given is None else f"and {str(file)!r} does not exist"
-            fail("load", str(path), f"its weights lie in {self.name!r}, {where}",
+            where = "which is not in the same folder" if given is None else f"and {str(file)!r} does not exist"
+            fail("load", str(path), f"its weights are in {self.name!r}, {where}",
                  "Put the file there, or say where it is with weights=")  # fmt: skip
         if (size := file.stat().st_size) != self.size:
             fail("load", str(file), f"has {size} bytes, and {path.name} was lowered from {self.size}", AGAIN)
@@ -46,14 +46,14 @@ class Spans(msgspec.Struct, frozen=True):
         return 0 <= offset and 0 <= count and offset + count <= self.size
 
 
-class Source(NamedTuple):
-    """A file that is being read, of which tensors are views."""
+class MappedFile(NamedTuple):
+    """A mapped file that tensors are views of."""
 
     path: Path
     data: torch.Tensor  # u8: all of it, mapped
 
     def span(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """Where a tensor lies in the file; None where it lies elsewhere, or not as the file has it."""
+        """(offset, bytes) of a tensor in the file; None if it is not a contiguous view of it."""
         if tensor.untyped_storage().data_ptr() != self.data.untyped_storage().data_ptr() or not tensor.is_contiguous():
             return None
         return tensor.data_ptr() - self.data.data_ptr(), tensor.nbytes
@@ -63,9 +63,9 @@ class Source(NamedTuple):
         return self.span(tensor) is not None
 
     def table(self, weights: Mapping[str, torch.Tensor]) -> Spans:
-        """Those of the weights that lie in the file."""
+        """The spans of the weights that are in the file."""
         spans = {key: span for key, w in weights.items() if (span := self.span(w)) is not None}
         return Spans(self.path.name, len(self.data), content_hash(self.path), spans)
 
 
-__all__ = ["Source", "Spans"]
+__all__ = ["MappedFile", "Spans"]

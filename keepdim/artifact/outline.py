@@ -1,30 +1,30 @@
-"""The outline of a method that is more than one delegate: what runs where, on which shapes, and why it is not ours.
+"""The outline of a method with more than one delegate: what runs where, on which shapes, and why it is not delegated.
 
-For people alone: it stands in the file as the result of a constant method, and nothing that runs reads it. A value of
-the method has the name of its node; what a delegate makes is named by the nodes that take its results.
+Informational: it is stored in the file as the result of a constant method, and the runtime does not read it. A value
+has the name of its node; results of a delegate are named by the nodes that read them.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from ..errors import fail, told
-from ..shapes.contract import Spec, Table, convert
+from ..errors import describe_exception, fail
+from ..shapes.contract import DimTable, Spec, convert
 from ..shapes.dim import Dim
 
 OUTLINE_METHOD = "keepdim_outline"
-MAX_DEPTH = 50  # of branches in branches
+MAX_DEPTH = 50  # of nested branches
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A delegate's call, or an op that ExecuTorch runs; one with bodies is a choice or a loop."""
+    """A delegate's call, or an op that ExecuTorch runs; one with bodies is a cond or a loop."""
 
     op: str
     ins: tuple[str, ...]
     outs: tuple[Spec, ...]
-    why: str = ""  # it is not delegated
+    why: str = ""  # the reason why it is not delegated
     module: str = ""
-    delegate: str = ""  # which one: the hash of its bytes
+    delegate: str = ""  # the hash of its bytes
     bodies: tuple[Body, ...] = ()
 
 
@@ -35,16 +35,16 @@ class Body(msgspec.Struct, frozen=True):
     results: tuple[str, ...]
 
 
-class Range(msgspec.Struct, frozen=True):
-    """A symbol of the outline; the contract's own, and sizes that data decides on the way."""
+class SymbolRange(msgspec.Struct, frozen=True):
+    """A symbol of the outline: the contract's, and data-dependent sizes in between."""
 
     name: str
     lo: int | None
     hi: int | None
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A buffer that the method itself keeps between calls, as its steps name it, and the value that it is next."""
+class StateBuffer(msgspec.Struct, frozen=True):
+    """A buffer that the method keeps between calls, and the name of its next value."""
 
     name: str
     spec: Spec
@@ -52,31 +52,31 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """Inputs by name in the method's order, what it keeps between calls, its steps in order, and its results."""
+    """Inputs by name in the method's order, its buffers, its steps in order, and its results."""
 
-    symbols: tuple[Range, ...]
+    symbols: tuple[SymbolRange, ...]
     inputs: tuple[str, ...]
-    state: tuple[Kept, ...]
+    state: tuple[StateBuffer, ...]
     steps: tuple[Step, ...]
     results: tuple[str, ...]
 
     def to_json(self) -> str:
         """The text that the constant method returns."""
-        table = Table(s.name for s in self.symbols)
+        table = DimTable(s.name for s in self.symbols)
         body = msgspec.to_builtins(self, enc_hook=table.id)
         return msgspec.json.encode({"dims": table.rows, **body}).decode()
 
     @staticmethod
     def from_json(text: str) -> Outline:
-        """Back from the text; a KeepdimError where it is not one that `to_json` wrote."""
+        """Parse the JSON of `to_json`; anything else is a KeepdimError."""
         try:
             raw = msgspec.json.decode(text)
-            symbols = msgspec.convert(raw["symbols"], tuple[Range, ...])
+            symbols = msgspec.convert(raw["symbols"], tuple[SymbolRange, ...])
             rows = raw["dims"]
         except (msgspec.MsgspecError, UnicodeError, RecursionError, KeyError, TypeError) as e:
-            fail("load", "outline", f"cannot be read ({told(e)})", "Lower the model again", e)
+            fail("load", "outline", f"cannot be read ({describe_exception(e)})", "Lower the model again", e)
         try:
-            made = convert(raw, Outline, Table.read(rows, [Dim.symbol(s.name, s.lo, s.hi) for s in symbols]))
+            made = convert(raw, Outline, DimTable.read(rows, [Dim.symbol(s.name, s.lo, s.hi) for s in symbols]))
         except RecursionError as e:
             fail("load", "outline", "is nested too deeply", "Lower the model again", e)
         _check_steps(made.steps, MAX_DEPTH)

@@ -1,7 +1,8 @@
-"""The file: where a .pte keeps its parts, the checksum trailer behind it, and the Programs inside it.
+"""The .pte file: its layout, the checksum trailer at its end, and the Programs inside it.
 
 ExecuTorch ignores what follows its own data, so `seal` appends a trailer: JSON with a hash of everything but the
-weights and one of each weight, then its length and a magic. `check` reads it before anything else touches the file.
+weights and one of each weight, then its length and a magic. `check` reads it before anything else reads the file,
+then has the structure verified in C++ (runtime/artifact/verify_pte.cpp). ExecuTorch itself writes the file.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from .. import _native
 from ..errors import KeepdimError, fail
 from ..ir.program import Program
+from ..native import _native
 from .signature import CONTRACT_METHOD
 
+if TYPE_CHECKING:
+    from executorch.exir.schema import Program as ExecuTorchProgram
+
+Part = TypeVar("Part")
 MAGIC = b"KEEPDIM1"
 FOOTER = 32 + 8 + len(MAGIC)  # sha256 of the JSON, its length, the magic
 
@@ -45,23 +50,23 @@ class Trailer(msgspec.Struct):
 class Layout(NamedTuple):
     """A parsed .pte: its flatbuffer, and the (offset, size) of each segment in the file."""
 
-    program: Any
+    program: ExecuTorchProgram
     segments: list[tuple[int, int]]
 
     def segment(self, i: int) -> tuple[int, int]:
-        """One of the segments, by an index of the file."""
+        """A segment by an index from the file."""
         return _element(self.segments, i, "segment")
 
 
-def _element(parts: Sequence[Any], i: int, what: str) -> Any:
-    """A part of a file by an index that the file gives."""
+def _element(parts: Sequence[Part], i: int, what: str) -> Part:
+    """An element by an index from the file, which may be out of range."""
     if not 0 <= i < len(parts):
         fail("load", f"{what} {i}", f"does not exist: the file has {len(parts)}", "Copy it or lower the model again")
     return parts[i]
 
 
-def _layout(data: Any, path: Path) -> Layout:
-    # Here and not above: reading a file's parts needs all of exir, running a file does not.
+def _layout(data: memoryview, path: Path) -> Layout:
+    # Imported here: parsing a file needs all of exir, running a file does not.
     from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
     from executorch.exir._serialize._program import _get_extended_header
 
@@ -69,14 +74,14 @@ def _layout(data: Any, path: Path) -> Layout:
         header = _get_extended_header(bytes(data[:64]))
         size = header.program_size if header else len(data)
         program = _flatbuffer_to_program(bytes(data[:size]))
-    except Exception as e:  # its reader raises many kinds for bytes that are not its own
+    except Exception as e:  # its reader raises many types for invalid bytes
         fail("load", str(path), "is not a .pte, or a damaged one", cause=e)
     base = header.segment_base_offset if header else 0
     return Layout(program, [(base + s.offset, s.size) for s in program.segments])
 
 
 def _weights(layout: Layout) -> list[tuple[str, int, int]]:
-    """(key, offset, size) of all data that is weights: ours by name, ExecuTorch's own constants as one piece."""
+    """(key, offset, size) of all weights: keepdim's by key, ExecuTorch's constants as one piece."""
     out = {(n.segment_index): n.key for n in layout.program.named_data or []}
     constants = layout.program.constant_segment
     if constants is not None and constants.offsets and layout.segments:
@@ -85,7 +90,7 @@ def _weights(layout: Layout) -> list[tuple[str, int, int]]:
     return [(key, offset, size) for offset, size, key in pieces if size]
 
 
-def _hash_rest(data: Any, weights: list[tuple[str, int, int]], end: int) -> str:
+def _hash_rest(data: memoryview, weights: list[tuple[str, int, int]], end: int) -> str:
     h, at = hashlib.sha256(), 0
     for _, offset, size in weights:
         h.update(data[at:offset])
@@ -95,7 +100,7 @@ def _hash_rest(data: Any, weights: list[tuple[str, int, int]], end: int) -> str:
 
 
 class _Mapped:
-    """A file's bytes without reading them all."""
+    """A memory-mapped file."""
 
     def __init__(self, path: Path):
         try:
@@ -105,11 +110,11 @@ class _Mapped:
         self.size = path.stat().st_size
         self.map = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else None
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> memoryview:
         return memoryview(self.map) if self.map is not None else memoryview(b"")
 
     def __exit__(self, *_: object) -> None:
-        self.file.close()  # the map goes with the last view of it
+        self.file.close()  # the map is closed with the last view of it
 
 
 def seal(path: Path) -> None:
@@ -124,7 +129,7 @@ def seal(path: Path) -> None:
 
 
 def open_file(path: Path, verify: bool = False) -> _native.File:
-    """The file, held open, after its checksum and its structure were checked; `verify` checks its weights too."""
+    """Open a file and check its checksum and structure; `verify` also checks its weights."""
     try:
         return _native.File(os.fsencode(path), verify)
     except _native.Error as e:
@@ -140,23 +145,23 @@ def text_of(file: _native.File, method: str) -> str:
 
 
 def check(path: Path, weights: bool = False) -> Trailer:
-    """The trailer, after checking the file against it; `weights` checks those too."""
+    """Check the file against its trailer and return that; `weights` also checks the weights."""
     file = open_file(path, weights)
     return Trailer(1, file.size, file.sha256, [Weight(*w) for w in file.weights])
 
 
 class Delegate(NamedTuple):
-    """A delegate in a file: the backend's id, and its Program when it is ours."""
+    """A delegate in a file: the backend's id, and its Program if the backend is keepdim's."""
 
     method: str
     backend: str
     program: Program | None
     weight_bytes: dict[str, int]
-    hash: str  # of its bytes: what an outline knows it by
+    hash: str  # of its bytes: its identity in an outline
 
 
-def program_of(path: Path) -> Any:
-    """ExecuTorch's own part of the file, parsed; of any .pte."""
+def program_of(path: Path) -> ExecuTorchProgram:
+    """The parsed ExecuTorch program of any .pte."""
     with _Mapped(path) as data:
         return _layout(data, path).program
 
@@ -191,12 +196,12 @@ def delegates(path: Path) -> Iterator[Delegate]:
 
 
 def hash_of(processed: bytes) -> str:
-    """What a delegate is known by."""
+    """The hash that identifies a delegate."""
     return hashlib.sha256(processed).hexdigest()[:16]
 
 
 def calls(path: Path, method: str = "forward") -> list[str]:
-    """What a method calls outside its delegates: names of ExecuTorch's kernels, in order."""
+    """Names of ExecuTorch's kernels that a method calls outside its delegates, in order."""
     with _Mapped(path) as data:
         plans = [p for p in _layout(data, path).program.execution_plan if p.name == method]
         chain = [(p, i.instr_args) for p in plans for c in p.chains for i in c.instructions]
@@ -205,6 +210,6 @@ def calls(path: Path, method: str = "forward") -> list[str]:
 
 
 def has_method(path: Path, method: str) -> bool:
-    """Whether the file has it."""
+    """Whether the file has this method."""
     with _Mapped(path) as data:
         return any(plan.name == method for plan in _layout(data, path).program.execution_plan)

@@ -1,6 +1,6 @@
-"""A table of ranges: which implementation serves which sizes, what was measured to decide it, where and with what.
+"""A table of ranges: which implementation runs at which sizes, the measurements behind it, the machine and versions.
 
-Printable, kept as JSON, drawn as a picture. Nothing here measures.
+It can be printed, stored as JSON and plotted. `ranges/tuning.py` measures.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -17,9 +17,12 @@ import torch
 from ..errors import fail
 from ..files import atomic_write
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-class Row(msgspec.Struct, frozen=True):
-    """Ranges with both ends inside, by axis, and who serves them."""
+
+class RangeRow(msgspec.Struct, frozen=True):
+    """Inclusive ranges by axis, and the implementation for them."""
 
     ranges: dict[str, tuple[int, int]]
     implementation: str
@@ -32,34 +35,34 @@ class Measured(msgspec.Struct, frozen=True):
     times: dict[str, float]
 
 
-class Table(msgspec.Struct, frozen=True):
-    """The ranges of one dispatch. A declared one has no measurements."""
+class RangeTable(msgspec.Struct, frozen=True):
+    """The ranges of one dispatch. A declared table has no measurements."""
 
     name: str
     axes: dict[str, str]
     domain: dict[str, tuple[int, int]]
-    rows: list[Row]
+    rows: list[RangeRow]
     measured: list[Measured] = []
-    noise: float = 0.0  # relative: a difference below it says nothing
+    noise: float = 0.0  # relative; smaller differences are not significant
     machine: str = ""
     versions: dict[str, str] = {}
 
     def to_json(self) -> bytes:
-        """As it stands in a file."""
+        """The JSON that is stored in a file."""
         return msgspec.json.encode(self)
 
     @staticmethod
-    def from_json(data: bytes) -> Table:
-        """Back from a file."""
+    def from_json(data: bytes) -> RangeTable:
+        """Parse and check the JSON of a file."""
         try:
-            table = msgspec.json.decode(data, type=Table)
+            table = msgspec.json.decode(data, type=RangeTable)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
             fail("dispatch", "table", f"cannot be read ({e})", "Tune the dispatch again", e)
         table.check()
         return table
 
     def check(self) -> None:
-        """Refuse a table of a file whose parts do not belong together."""
+        """Raise if axes, ranges and measurements are inconsistent."""
         axes, names = self.axes.keys(), {n for m in self.measured for n in m.times}
         fits = axes <= self.domain.keys()
         if not fits or any(not axes <= m.sizes.keys() or m.times.keys() != names or not names for m in self.measured):
@@ -68,7 +71,8 @@ class Table(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """
-        >>> print(Table("f", {"s": "x.shape[0]"}, {"s": (1, 9)}, [Row({"s": (1, 4)}, "a"), Row({"s": (5, 9)}, "b")]))
+        >>> rows = [RangeRow({"s": (1, 4)}, "a"), RangeRow({"s": (5, 9)}, "b")]
+        >>> print(RangeTable("f", {"s": "x.shape[0]"}, {"s": (1, 9)}, rows))
         f: s = x.shape[0] in 1..9
         s in 1..4 -> a
         s in 5..9 -> b
@@ -93,10 +97,10 @@ class Table(msgspec.Struct, frozen=True):
         return ["  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows]
 
     def plot(self, path: str | Path) -> Path:
-        """A PNG: time against size for every implementation, with the splits as lines. Needs the extra `plot`.
+        """Write a PNG: time over size for every implementation, with the thresholds as lines. Needs the extra `plot`.
 
-        Of two axes the first is drawn, or their product where the ranges are of that,
-        a line for each value of the second.
+        Of two axes the first is the x-axis, or their product if the ranges are over it; one line per value of the
+        second.
         """
         if not self.measured:
             fail("dispatch", self.name, "was declared, not measured: there is nothing to draw", "Call tune() first")
@@ -113,7 +117,7 @@ class Table(msgspec.Struct, frozen=True):
             figure.savefig(file, dpi=120, format="png", metadata={"Software": None})
         return path
 
-    def _draw(self, plot: Any) -> None:
+    def _draw(self, plot: Axes) -> None:
         (across, *other), names = list(self.axes), list(self.measured[0].times)
         product = next((n for r in self.rows for n in r.ranges if n not in self.axes), None)
         styles = ("-", "--", ":", "-.")
@@ -148,7 +152,7 @@ def _versions(versions: dict[str, str]) -> str:
 
 
 def machine() -> str:
-    """The processor, and the threads that torch uses on it: what a measurement holds for."""
+    """The CPU and torch's thread count, for which a measurement is valid."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -158,7 +162,7 @@ def machine() -> str:
 
 
 def versions() -> dict[str, str]:
-    """What the times depend on besides the machine."""
+    """Package versions that the times depend on."""
     found = {}
     for name in ("keepdim", "torch", "executorch"):
         try:

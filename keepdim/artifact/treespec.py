@@ -1,9 +1,9 @@
 """The structure of a method's arguments and results as text, in the format of torch's `treespec_dumps`.
 
-torch's own reader imports modules that the text names, loads libraries and calls what it finds there. This one reads
-data: tuples, lists, dicts with str or int keys, and classes that the running program itself registered with torch's
-pytree under a name. Nothing is imported and nothing is called, neither here nor by the specs that it returns, except
-the function that the program registered to rebuild its own class.
+torch's reader imports modules that the text names, loads libraries and calls what it finds there. This one only reads
+data: tuples, lists, dicts with str or int keys, and classes that the running program has registered with torch's
+pytree under a name. Nothing is imported or called, neither here nor by the returned specs, except the function that
+the program registered to rebuild its class.
 """
 
 from __future__ import annotations
@@ -21,25 +21,19 @@ from ..errors import fail
 PROTOCOL = 1  # torch's version of the format
 MAX_LENGTH = 2**22  # characters; a leaf takes 56
 MAX_DEPTH = 100
-SEQUENCES: dict[str, Any] = {"builtins.tuple": tuple, "builtins.list": list}
-DICTS: dict[str, Any] = {"builtins.dict": dict, "collections.OrderedDict": OrderedDict}
+SEQUENCES: dict[str, type] = {"builtins.tuple": tuple, "builtins.list": list}
+DICTS: dict[str, type] = {"builtins.dict": dict, "collections.OrderedDict": OrderedDict}
 NAMED_TUPLE = "collections.namedtuple"
 NAMES = {cls: name for name, cls in (SEQUENCES | DICTS).items()}
 AGAIN = "Lower the model again"
 REMEDY = "Take and return tensors, numbers, tuples, lists and dicts"
 
 
-def _name_result_types() -> None:
-    """What torch's own ops return (`x.topk(2)`, `x.max(0)`) gets a name, so that a file can name it."""
-    for cls in torch.return_types.all_return_types:
-        known = pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
-        if known is not None and known.serialized_type_name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
-            name = f"torch.return_types.{cls.__name__}"
-            pytree.SUPPORTED_SERIALIZED_TYPES[cls] = known._replace(serialized_type_name=name)
-            pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = cls
-
-
-_name_result_types()
+# Return types of torch's ops (`x.topk(2)`, `x.max(0)`) have no name in torch's pytree; in a file they have these.
+RESULT_TYPES: dict[str, type] = {
+    f"torch.return_types.{cls.__name__}": cls for cls in torch.return_types.all_return_types
+}
+RESULT_NAMES = {cls: name for name, cls in RESULT_TYPES.items()}
 
 
 class _Node(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,7 +44,7 @@ class _Node(msgspec.Struct, forbid_unknown_fields=True):
 
 # ---------------------------------------------------------------- writing
 def dumps(spec: pytree.TreeSpec) -> str:
-    """The text of a structure, or a sentence about what cannot be written.
+    """The text of a structure; what cannot be written is an error.
 
     >>> loads(dumps(pytree.tree_structure(((1, 2), {"a": [3]}))))
     TreeSpec(tuple, None, [TreeSpec(tuple, None, [*,
@@ -69,7 +63,7 @@ def _write(spec: pytree.TreeSpec, depth: int) -> dict[str, Any]:
         return {"type": None, "context": None, "children_spec": []}
     if depth == MAX_DEPTH:
         fail("lower", "signature", f"its arguments or results are nested deeper than {MAX_DEPTH} levels", REMEDY)
-    cls: Any = spec.type
+    cls: type = spec.type
     if cls is namedtuple:
         name, context = NAMED_TUPLE, _registered_name(spec.context)
     elif cls in NAMES:
@@ -87,13 +81,16 @@ def _is_unicode(key: str | int) -> bool:
     return not isinstance(key, str) or not any("\ud800" <= c <= "\udfff" for c in key)
 
 
-def _registered_name(cls: Any) -> str:
-    """The name under which the program registered a class."""
+def _registered_name(cls: type) -> str:
+    """The name under which the program registered a class, or keepdim's for return types of torch's ops."""
     known = pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
+    unnamed = known is None or known.serialized_type_name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND
+    if unnamed and cls in RESULT_NAMES:
+        return RESULT_NAMES[cls]
     if cls in (defaultdict, deque):
         fail("lower", "signature", f"its arguments or results have a {cls.__name__}, which cannot be written to a file",
              "Use a dict" if cls is defaultdict else "Use a list")  # fmt: skip
-    if known is None or known.serialized_type_name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
+    if unnamed:
         how = "torch.utils._pytree._register_namedtuple" if pytree.is_namedtuple_class(cls) else "torch's pytree"
         fail("lower", "signature", f"its arguments or results have a {cls.__qualname__}, which has no name for files",
              f"Register the class with {how} and a serialized_type_name")  # fmt: skip
@@ -103,27 +100,27 @@ def _registered_name(cls: Any) -> str:
     return known.serialized_type_name
 
 
-def _calls_back(cls: Any, known: Any) -> bool:
+def _calls_back(cls: type, known: Any) -> bool:
     """Whether torch would call a function to read a class; a named tuple has torch's own, and needs none here."""
     callbacks = (known.to_dumpable_context, known.from_dumpable_context)
     return callbacks != (None, None) and not pytree.is_namedtuple_class(cls)
 
 
-def _context_text(cls: Any, context: Any) -> str:
+def _context_text(cls: type, context: Any) -> str:
     try:
         text = json.dumps(context)
         same = json.loads(text) == context
     except (TypeError, ValueError, RecursionError):
         same = False
     if not same:
-        fail("lower", "signature", f"what {cls.__qualname__} keeps beside its tensors is not plain JSON data "
+        fail("lower", "signature", f"what {cls.__qualname__} stores besides its tensors is not plain JSON data "
              f"({context!r:.80})", "Keep lists, dicts, str, int, float, bool and None there")  # fmt: skip
     return text
 
 
 # ---------------------------------------------------------------- reading
 def loads(text: str) -> pytree.TreeSpec:
-    """Back from the text; a KeepdimError for everything that is not such a text."""
+    """Parse the text; anything invalid is a KeepdimError."""
     if len(text) > MAX_LENGTH:
         fail("load", "signature", f"a structure has {len(text)} characters, more than {MAX_LENGTH}", AGAIN)
     try:
@@ -145,16 +142,18 @@ def _read(node: _Node, depth: int) -> pytree.TreeSpec:
     children = [_read(c, depth + 1) for c in node.children_spec]
     name, count = node.type, len(children)
     if name in SEQUENCES:
-        return pytree.TreeSpec(SEQUENCES[name], _plain(node, None), children)
+        return pytree.TreeSpec(SEQUENCES[name], _decode_context(node, None), children)
     if name in DICTS:
-        keys = _plain(node, list[str | int])
+        keys = _decode_context(node, list[str | int])
         if len(keys) != count or len(set(keys)) != count:
             fail("load", "signature", f"a dict has {count} values for the keys {keys!r:.80}", AGAIN)
         return pytree.TreeSpec(DICTS[name], keys, children)
     cls = _registered_class(node.context if name == NAMED_TUPLE else name)
     if pytree.is_namedtuple_class(cls) != (name == NAMED_TUPLE):
         fail("load", "signature", f"{node.type!r:.80} is not how a {cls.__qualname__} is written", AGAIN)
-    context: Any = cls if name == NAMED_TUPLE else _plain(node, None if pytree.is_structseq_class(cls) else Any)
+    context: Any = (
+        cls if name == NAMED_TUPLE else _decode_context(node, None if pytree.is_structseq_class(cls) else Any)
+    )
     fields = len(cls._fields) if name == NAMED_TUPLE else getattr(cls, "n_sequence_fields", count)
     if count != fields:
         fail("load", "signature", f"a {cls.__qualname__} has {count} values, and the class {fields}", AGAIN)
@@ -162,8 +161,8 @@ def _read(node: _Node, depth: int) -> pytree.TreeSpec:
 
 
 def _registered_class(name: str | None) -> Any:
-    """A class that this program registered; the text of a file only selects among those."""
-    cls: Any = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name or "")
+    """A class that this program registered; a file can only select among those."""
+    cls: Any = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name or "", RESULT_TYPES.get(name or ""))
     known = pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
     unnamed = cls in pytree.BUILTIN_TYPES or name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND
     if known is None or unnamed or _calls_back(cls, known):
@@ -173,8 +172,8 @@ def _registered_class(name: str | None) -> Any:
     return cls
 
 
-def _plain(node: _Node, kind: Any) -> Any:
-    """The context of a node as plain data of a type."""
+def _decode_context(node: _Node, kind: Any) -> Any:
+    """The context of a node as builtins of this type."""
     try:
         value = msgspec.json.decode(node.context or "", type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as e:

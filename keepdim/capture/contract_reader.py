@@ -1,13 +1,15 @@
 """Reading the contract of a pristine ExportedProgram: torch's symbols, ranges, guards and asserts as Dims.
 
-`read` is the one way; nothing here looks at a lowered program. torch's expressions become Dims through `to_dim`, which
-never asks a ShapeEnv to decide anything.
+`read_shapes` reads a program once, before anything is lowered; `item_symbols` finds, in a program that was traced
+again, the symbols of what `.item()` reads. torch's expressions become Dims through `to_dim`, which never asks a
+ShapeEnv to decide anything.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import reduce
 from itertools import zip_longest
 from typing import Any
@@ -20,20 +22,30 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from ..errors import KeepdimError, fail
 from ..fx.nodes import shape_env_of
-from ..fx.symbols import expr_of, finite, is_data, to_constraints, to_dim, to_size
-from ..shapes.contract import ASSERTED, RELIED, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
+from ..fx.symbols import Symbols, expr_of, finite, is_data, to_constraints, to_dim, to_size, with_user_names
+from ..shapes.contract import ASSERTED, RELIED, Constraint, Contract, DimSource, Spec, Symbol, dtype_name, solve
 from ..shapes.dim import Dim, decide, dmax
 
 
-def read(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> tuple[Contract, dict[str, Dim]]:
-    """The contract, and the Dim of each of torch's symbols in it; `names` maps torch's symbols to the user's."""
+@dataclass(frozen=True)
+class ProgramShapes:
+    """What an exported program says about its sizes: read once, then carried to every later stage."""
+
+    contract: Contract
+    symbols: dict[str, Dim]  # torch's symbol names → the contract's Dims
+    env: Any  # the ShapeEnv; None where nothing is symbolic
+    unchecked: list[str]  # asserts over data that neither inputs nor outputs show, in the user's names
+
+    @property
+    def all_symbols(self) -> Symbols:
+        """Also those that only the ShapeEnv knows: data-dependent sizes inside the program."""
+        return Symbols(self.symbols, self.env)
+
+
+def read_shapes(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> ProgramShapes:
+    """The contract of a program, and the Dim of each of torch's symbols; `names` maps these to the user's."""
     reader = _Reader(ep, names or {})
-    return reader.contract(), reader.symbols
-
-
-def unchecked(ep: ExportedProgram) -> list[str]:
-    """What the program asserts of its data and no one can check from outside, as torch writes it."""
-    return _Reader(ep, {}).unchecked()
+    return ProgramShapes(reader.contract(), reader.symbols, reader.env, reader.unchecked())
 
 
 def contract_of(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> Contract:
@@ -47,7 +59,7 @@ def contract_of(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> 
     input: f32[batch, 4]
     -> linear: f32[batch, 2]
     """
-    return read(ep, names)[0]
+    return read_shapes(ep, names).contract
 
 
 # ---------------------------------------------------------------- reading an ExportedProgram
@@ -89,7 +101,7 @@ class _Reader:
         for sym in sorted(free | unbacked, key=str) + sorted(made, key=str):
             lo, hi = self._range(sym, derived_only=sym not in bare | unbacked | made)
             if sym in made:
-                hi = _least(hi, *(d.bounds[1] for d in most_by_data(self.ep, out).get(str(sym), ())))
+                hi = _least(hi, *(d.bounds[1] for d in data_size_limits(self.ep, out).get(str(sym), ())))
             name = self.names.get(str(sym), str(sym))
             name = str(sym) if name in taken else name
             taken.add(name)
@@ -102,14 +114,15 @@ class _Reader:
         return set().union(*(d.node.expr.free_symbols for d in sizes if isinstance(d, torch.SymInt)), set())
 
     def _refuse_undecided(self) -> None:
-        """Where torch cannot decide where a slice ends, it leaves its size open, as if data made it."""
+        """Fail for a slice whose end torch cannot decide: it gives it an unbacked size, as if it depended on data."""
         for n in self.ep.graph.nodes:
             made = self.data & {str(s) for s in n.meta.get("unbacked_bindings") or {}}
             if made and n.target == torch.ops.aten.slice.Tensor and not any(map(_by_data, n.all_input_nodes)):
+                dim = n.args[1] if len(n.args) > 1 else 0
                 fail(
                     "contract",
-                    f"size {min(made)} of '{n.name}'",
-                    "torch.export left it open, though no data decides it",
+                    f"dim {dim} of '{n.name}'",
+                    "torch.export left its size open, though no data decides it",
                 )
 
     def _range(self, sym: sympy.Symbol, derived_only: bool) -> tuple[int | None, int | None]:
@@ -126,10 +139,7 @@ class _Reader:
             poly = sympy.Poly(e, sym)
             if poly.degree() != 1:
                 continue
-            a, b = (int(c) for c in poly.all_coeffs())
-            ends = [finite(r.lower), finite(r.upper)] if a > 0 else [finite(r.upper), finite(r.lower)]
-            lo = None if ends[0] is None else -((b - ends[0]) // a)
-            hi = None if ends[1] is None else (ends[1] - b) // a
+            lo, hi = Symbol.solve_range(finite(r.lower), finite(r.upper), *(int(c) for c in poly.all_coeffs()))
         return lo, hi
 
     def _items(self) -> list[torch.fx.Node]:
@@ -139,15 +149,15 @@ class _Reader:
     def _input_index(self) -> dict[str, int]:
         return {s.arg.name: i for i, s in enumerate(self.user_inputs) if isinstance(s.arg, TensorArgument)}
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[DimSource]:
         places = []
         for i, (spec, exprs) in enumerate(zip(self.user_inputs, self.exprs, strict=True)):
             kind = "size" if isinstance(spec.arg, TensorArgument) else "int"
-            places += [Place(kind, i, d, to_dim(e, self.symbols)) for d, e in enumerate(exprs)]
+            places += [DimSource(kind, i, d, to_dim(e, self.symbols)) for d, e in enumerate(exprs)]
         for n in self._items():
             place = _item_place(n, self._input_index())
             assert place is not None
-            places.append(Place("item", *place, to_dim(n.meta["val"], self.symbols)))
+            places.append(DimSource("item", *place, to_dim(n.meta["val"], self.symbols)))
         return places
 
     def _inputs(self) -> list[Spec]:
@@ -176,7 +186,7 @@ class _Reader:
         return out
 
     def _relations(self) -> list[tuple[Any, str]]:
-        """Guards of the ShapeEnv and asserts of the graph, with why they stand."""
+        """Guards of the ShapeEnv and asserts of the graph, each with its reason."""
         relations: list[tuple[Any, str]] = []
         if self.env is not None:
             relations += [(self.env.replace(g.expr), RELIED) for g in self.env.guards]
@@ -188,13 +198,13 @@ class _Reader:
         return relations
 
     def _constraints(self) -> list[Constraint]:
-        """The relations, each once, but those over data that neither inputs nor outputs show. What an op cannot exceed
-        holds too."""
+        """The relations without duplicates, except those over data that neither inputs nor outputs show; and the upper
+        bounds of data-dependent sizes."""
         out: list[Constraint] = []
         for e, why in self._relations():
             if {str(s) for s in e.free_symbols} <= self.symbols.keys():
                 out += [c for c in to_constraints(e, self.symbols, why) if c not in out]
-        for name, most in most_by_data(self.ep, self.symbols).items():
+        for name, most in data_size_limits(self.ep, self.symbols).items():
             if name in self.data:
                 limits = [Constraint(self.symbols[name], "le", d, OF_ELEMENTS) for d in most]
                 out += [c for c in limits if not decide(c.lhs, c.cmp, c.rhs) and c not in out]
@@ -204,7 +214,9 @@ class _Reader:
         """Relations of sizes to data that neither inputs nor outputs show. (Ranges of data are checked where it is
         used.)"""
         free = [(e, {str(s) for s in e.free_symbols}) for e, _ in self._relations()]
-        return [str(e) for e, names in free if len(names) > 1 and not names <= self.symbols.keys()]
+        return [
+            with_user_names(e, self.symbols) for e, names in free if len(names) > 1 and not names <= self.symbols.keys()
+        ]
 
     def contract(self) -> Contract:
         symbols, rest = solve(self._places())
@@ -213,7 +225,7 @@ class _Reader:
             p = rest[0]
             fail("contract", f"input {p.input} {inputs[p.input].name!r} dim {p.index}",
                  f"its size {p.dim} cannot be solved for {', '.join(sorted(p.dim.symbols()))}",
-                 "Let each symbol stand alone, or linearly, in some input")  # fmt: skip
+                 "Let some dim of an input be each symbol itself, or linear in it")  # fmt: skip
         names = {s.name for s in symbols}
         outputs, data = _solve_outputs(self._outputs(), names)
         before, after = [], []
@@ -227,13 +239,13 @@ class _Reader:
 
 
 def _solve_outputs(outputs: list[Spec], known: set[str]) -> tuple[tuple[Spec, ...], tuple[Symbol, ...]]:
-    """The symbols that data decides, and where outputs show them; a size that shows none of them for sure, like u//2,
+    """The data-dependent symbols, and the outputs that show them; a size that determines none of them, like u//2,
     becomes a symbol itself."""
 
-    def places() -> list[Place]:
+    def places() -> list[DimSource]:
         kinds = ["int" if o.dtype == "int" else "size" for o in outputs]
         return [
-            Place(k, i, d, dim)
+            DimSource(k, i, d, dim)
             for i, (k, o) in enumerate(zip(kinds, outputs, strict=True))
             for d, dim in enumerate(o.dims)
         ]
@@ -244,12 +256,12 @@ def _solve_outputs(outputs: list[Spec], known: set[str]) -> tuple[tuple[Spec, ..
     return tuple(outputs), tuple(solve(places(), known)[0])
 
 
-# ---------------------------------------------------------------- sizes that data decides
-OF_ELEMENTS = "the op that makes it cannot give more"
+# ---------------------------------------------------------------- data-dependent sizes
+OF_ELEMENTS = "the op that makes it cannot return more"
 
 
-def most_by_data(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> dict[str, list[Dim]]:
-    """torch's symbol of a size that data decides → what it cannot exceed, by the op that makes it."""
+def data_size_limits(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> dict[str, list[Dim]]:
+    """torch's symbol of a data-dependent size → its upper bounds, from the op that makes it."""
     out: dict[str, list[Dim]] = {}
     for n in ep.graph.nodes:
         made = [str(s) for s in n.meta.get("unbacked_bindings") or {}]
@@ -257,7 +269,7 @@ def most_by_data(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> dict[str, l
             continue
         try:
             shapes = [[to_dim(d, symbols) for d in x.shape] for x in _counted(n)]
-        except KeepdimError:  # one of them is made by data that nothing bounds
+        except KeepdimError:  # one of them depends on data without a bound
             continue
         if n.target == torch.ops.aten.masked_select.default:  # the two are broadcast together
             a, b = (reversed(s) for s in shapes)
@@ -290,7 +302,7 @@ def _least(*bounds: int | None) -> int | None:
 
 
 def _by_data(n: torch.fx.Node) -> bool:
-    """Whether a value is, or has, a size that data decides."""
+    """Whether a value is, or has, a data-dependent size."""
     val = n.meta.get("val")
     sizes = val.shape if isinstance(val, torch.Tensor) else [val]
     return any(is_data(s) for d in sizes if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols)
@@ -330,7 +342,7 @@ def _item_place(node: torch.fx.Node, inputs: Mapping[str, int]) -> tuple[int, in
 def item_symbols(ep: ExportedProgram) -> dict[tuple[int, int, int], str]:
     """(input, flat element, how many times it was read before) → torch's symbol of what `.item()` reads there.
 
-    A program that is traced again has other symbols, of the same places.
+    A program that is traced again has other symbols for the same elements.
     """
     user = [s.arg for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
     index = {arg.name: i for i, arg in enumerate(user) if isinstance(arg, TensorArgument)}

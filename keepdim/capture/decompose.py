@@ -1,5 +1,5 @@
-"""Ops that neither an engine nor ExecuTorch's kernels have, in ops that they have. Each form is torch's op as a Python
-function; a node is replaced by what tracing it on the node's own sizes records."""
+"""Decompositions of ops that neither an engine nor ExecuTorch's kernels have into ops that they have. Each is torch's
+op as a Python function; a node is replaced by the graph that tracing it on the node's own sizes records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 # ---------------------------------------------------------------- by rank
 def _ranked(x: Tensor, dim: int, keep: bool, rank: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor]:
-    """The value of a rank along a dim, and where it stands. NaN come last; `rank` is told how many others there are."""
+    """The value of a rank along a dim, and its index. NaN come last; `rank` is a function of the number of others."""
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values, places = torch.sort(x, stable=True, dim=dim)
@@ -54,7 +54,7 @@ def _nanmedian(x: Tensor) -> Tensor:
 
 def _searchsorted(borders: Tensor, x: Tensor, *, out_int32: bool = False, right: bool = False, side: str | None = None,
                   sorter: Tensor | None = None) -> Tensor:  # fmt: skip
-    """How many borders are below, by comparing with all of them; NaN is above all."""
+    """The number of boundaries below each value, by comparing with all of them; NaN is above all."""
     borders = borders if sorter is None else borders.gather(-1, sorter)
     borders = borders if borders.dim() == 1 else borders.unsqueeze(-2)
     x = x.unsqueeze(-1)
@@ -101,7 +101,7 @@ def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: 
     return _added(x, batch1.bmm(batch2).sum(0), beta, alpha)
 
 
-FORMS: dict[OpOverload, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     aten.median.dim: _median_along,
     aten.median.default: _median,
     aten.nanmedian.dim: _nanmedian_along,
@@ -119,10 +119,10 @@ FORMS: dict[OpOverload, Callable[..., Any]] = {
 }
 
 
-def in_other_ops(gm: GraphModule) -> None:
-    """Replace every node that has a form."""
+def decompose_ops(gm: GraphModule) -> None:
+    """Replace every node that has a decomposition."""
     for n in list(gm.graph.nodes):
-        if n.op == "call_function" and n.target in FORMS:
+        if n.op == "call_function" and n.target in DECOMPOSITIONS:
             _replace(gm, n)
 
 
@@ -135,7 +135,7 @@ def _replace(gm: GraphModule, n: FxNode) -> None:
         for i, x in zip(places, operands, strict=True):
             given[i] = x
         args, kwargs = pytree.tree_unflatten(given, spec)
-        return FORMS[n.target](*args, **kwargs)
+        return DECOMPOSITIONS[n.target](*args, **kwargs)
 
     values = [leaves[i].meta["val"] for i in places]
     with detect_fake_mode(values) or contextlib.nullcontext():

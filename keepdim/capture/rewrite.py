@@ -1,5 +1,5 @@
-"""Rewrites of an exported graph, before anything else traces it again: what later stages would decide for the example,
-or get wrong, is written out in a form that they keep.
+"""Rewrites of an exported graph, before anything else traces it again: what later stages would specialise to the
+example, or get wrong, is replaced by ops that they keep.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from torch.fx import Node as FxNode
 
 from ..compat.tracing import LAYERS
 from ..errors import fail
-from ..fx.nodes import Symbols, graph_modules, shape_env_of
+from ..fx.nodes import graph_modules
 from ..fx.symbols import is_data, scaled_size, to_dim
 from ..shapes.dim import Dim, decide
-from .decompose import in_other_ops
+from .contract_reader import ProgramShapes
+from .decompose import decompose_ops
 
 INT64_MAX = 2**63 - 1
 aten = torch.ops.aten
 
 
-def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
+def rewrite(ep: ExportedProgram, shapes: ProgramShapes) -> None:
     """Every rewrite below, on the program and the bodies of its branches and loops."""
     strip_asserts(ep)
     _plain_layouts(ep)
-    env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
-    symbols = Symbols(symbols, env)
+    env, symbols = shapes.env, shapes.all_symbols
     with env.suppress_guards() if env is not None else contextlib.nullcontext():
         for gm in graph_modules(ep.graph_module):
             _map_as_scan(gm)
-            in_other_ops(gm)
+            decompose_ops(gm)
             _join_one_dtype(gm)
             _wide_numbers(gm)
             _whole_ends(gm)
@@ -54,9 +54,9 @@ def rewrite(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> None:
 
 
 def strip_asserts(ep: ExportedProgram) -> None:
-    """Asserts over sizes of inputs are constraints of the contract now, and some have no form in Edge dialect;
-    those over data stay, because later stages read ranges from them. In a branch torch asserts that sizes are not 0 or
-    1 wherever it asks for a layout: those go too, and trials have shown that the branch is right there."""
+    """Remove asserts over sizes of inputs: they are constraints of the contract now, and Edge dialect lacks some of
+    them. Those over data stay, because later stages read ranges from them. In a branch torch asserts that sizes are not
+    0 or 1 wherever it asks for a layout: those are removed too; validation has shown that the branch is right there."""
     for gm in graph_modules(ep.graph_module):
         for n in reversed(gm.graph.nodes):
             if n.op != "call_function" or n.users:
@@ -65,8 +65,8 @@ def strip_asserts(ep: ExportedProgram) -> None:
                 val = getattr(getattr(n.args[0], "meta", {}).get("val"), "node", None)
                 expr = sympy.true if val is None else val.expr
                 of_data = any(map(is_data, expr.free_symbols))
-                apart = isinstance(expr, sympy.Ne) and expr.args[1] in (0, 1)
-                if not of_data and (gm is ep.graph_module or apart):
+                not_0_or_1 = isinstance(expr, sympy.Ne) and expr.args[1] in (0, 1)
+                if not of_data and (gm is ep.graph_module or not_0_or_1):
                     gm.graph.erase_node(n)
             elif isinstance(n.meta.get("val"), (torch.SymBool, torch.SymInt)) and not n.is_impure():
                 gm.graph.erase_node(n)
@@ -100,7 +100,7 @@ def _join_one_dtype(gm: GraphModule) -> None:
 
 
 def _wide_numbers(gm: GraphModule) -> None:
-    """A number beside an f64 tensor, as a tensor of that dtype: ExecuTorch makes it one of f32."""
+    """A number that is combined with an f64 tensor, as an f64 tensor: ExecuTorch would make it f32."""
     for n in list(gm.graph.nodes):
         values = [a.meta.get("val") for a in n.all_input_nodes]
         if not isinstance(n.target, OpOverload) or not any(getattr(v, "dtype", None) is torch.float64 for v in values):
@@ -115,7 +115,7 @@ def _wide_numbers(gm: GraphModule) -> None:
 
 
 def _whole_ends(gm: GraphModule) -> None:
-    """Eager cuts both ends of a linspace of integers to whole numbers first, its decomposition does not."""
+    """Eager cuts both ends of a linspace of integers to integers first, its decomposition does not."""
     for n in list(gm.graph.nodes):
         if getattr(n.target, "overloadpacket", None) is not aten.linspace or n.meta["val"].dtype.is_floating_point:
             continue
@@ -131,8 +131,8 @@ def _whole_ends(gm: GraphModule) -> None:
 
 
 def contiguous_layers(gm: GraphModule) -> None:
-    """A recurrent layer with the batch first gives its output transposed, where a delegate gives it contiguous. Edge
-    dialect copies all other views, but takes a layer that is kept whole at its word."""
+    """A recurrent layer with the batch first returns its output transposed, where a delegate returns it contiguous.
+    Edge dialect copies all other views, but not the output of a layer that is not decomposed."""
     for n in gm.graph.nodes:
         if n.target is not operator.getitem or n.args[0].target not in LAYERS:
             continue
@@ -153,7 +153,7 @@ def _plain_layouts(ep: ExportedProgram) -> None:
     for n in ep.graph.find_nodes(op="placeholder"):
         if isinstance(val := n.meta.get("val"), torch.Tensor):
             changed = changed or not val.is_contiguous()
-            with mode:  # anew in any case: where sizes are 1, strides may be of another format and still contiguous
+            with mode:  # always recomputed: where sizes are 1, strides may be of another format and still contiguous
                 n.meta["val"] = torch.empty(val.shape, dtype=val.dtype)
             for table in (ep.state_dict, ep.constants):
                 if isinstance(x := table.get(held.get(n.name, "")), torch.Tensor):
@@ -207,7 +207,7 @@ def _whole_parts(gm: GraphModule, symbols: Mapping[str, Dim]) -> None:
                 gm.graph.erase_node(node)
 
 
-# What cuts a tensor at places, and along which dim of how many.
+# Ops that split a tensor at indices, and the dim that they split, by rank.
 _CUTS: dict[Any, Callable[[int], int]] = {
     aten.hsplit.array: lambda rank: min(1, rank - 1), aten.vsplit.array: lambda rank: 0,
     aten.dsplit.array: lambda rank: 2, aten.tensor_split.indices: lambda rank: 0,
@@ -271,13 +271,13 @@ def _float_sizes(gm: GraphModule) -> None:
 
 
 def _no_float_size(n: FxNode) -> NoReturn:
-    fact = f"computes a size as a float ({n.meta['val']}), in a form that ExecuTorch does not run"
+    fact = f"computes a size as a float ({n.meta['val']}), with an op that ExecuTorch does not run"
     fail("capture", f"node '{n.name}'", fact, "Compute it on a tensor: torch.scalar_tensor(size)")
 
 
 def _clamp_ends(gm: GraphModule, n: FxNode, symbols: Mapping[str, Dim]) -> None:
-    """`x[-5:]` or `x[:3]` of a tensor that may be shorter: write the end as max(size - 5, 0) or min(size, 3). Whoever
-    traces the program again would otherwise ask whether it is, and keep the answer for the example."""
+    """`x[-5:]` or `x[:3]` of a tensor that may be shorter: write the end as max(size - 5, 0) or min(size, 3). Tracing
+    the program again would otherwise ask whether it is, and keep the answer for the example."""
     x, *rest = n.args
     dim, *ends = rest or [0]
     size = x.meta["val"].shape[dim]

@@ -23,6 +23,14 @@ from ..shapes.dim import CMPS, Dim
 
 BUDGET = 2**22  # elements of all inputs together: larger points are not tried
 
+
+class Checks(NamedTuple):
+    """How far a program is compared with eager."""
+
+    elements: int = BUDGET
+    values: bool = True  # False where the parameters of the model hold no data: then sizes alone are compared
+
+
 FAST_PATH = (
     "Eager's fast path of attention layers is the cause, without it they are equal: "
     "torch.backends.mha.set_fastpath_enabled(False)"
@@ -37,12 +45,12 @@ class EagerFails(KeepdimError):
     """The model itself does not run on the input that was made for a point."""
 
 
-def own(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy whose state may change; the parameters, which do not, are shared."""
+def copy_model(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose buffers may change; parameters, which do not change, are shared."""
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
-def own_program(ep: ExportedProgram) -> ExportedProgram:
+def copy_program(ep: ExportedProgram) -> ExportedProgram:
     """The same for a program. (Before decomposition its signature does not say which buffers change.)"""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, of the way it copies its own trees
@@ -64,7 +72,7 @@ def sized(contract: Contract, leaves: Sequence[Any], values: Mapping[str, int]) 
         for s in contract.symbols:
             if s.source.kind == "item" and s.source.input == i:
                 out[i] = out[i].clone()
-                out[i].view(-1)[s.source.index] = (s.source.mul * s.dim + s.source.add).eval(values)
+                out[i].view(-1)[s.source.index] = s.source_dim.eval(values)
     return out
 
 
@@ -78,19 +86,6 @@ def resized(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
             index = torch.arange(n) % max(x.shape[d], 1)
             x = x.index_select(d, index) if x.shape[d] else x.new_zeros([*x.shape[:d], n, *x.shape[d + 1 :]])
     return (x.sort().values if rising else x).contiguous()
-
-
-def examples(contract: Contract, leaves: Sequence[Any]) -> dict[str, int]:
-    """The values of the symbols in the example."""
-    values: dict[str, int] = {}
-    for s in contract.symbols:
-        leaf = leaves[s.source.input]
-        if s.source.kind == "size":
-            place = leaf.shape[s.source.index]
-        else:
-            place = leaf if s.source.kind == "int" else int(leaf.reshape(-1)[s.source.index])
-        values[s.name] = (int(place) - s.source.add.eval(values)) // s.source.mul.eval(values)
-    return values
 
 
 def broken(contract: Contract, values: Mapping[str, int]) -> list[Constraint]:
@@ -110,12 +105,13 @@ def near(contract: Contract, values: dict[str, int]) -> dict[str, int] | None:
     return None
 
 
-def points(contract: Contract, leaves: Sequence[Any]) -> list[dict[str, int]]:
-    """The lower ends together and each alone, just above them, inside, and each upper end, within the budget.
+def points(contract: Contract, leaves: Sequence[Any], most: int) -> list[dict[str, int]]:
+    """The lower ends together and each alone, just above them, inside, and each upper end, with at most `most`
+    elements.
 
-    The upper ends together could take minutes, and hold no branch that export has not seen as a guard.
+    The upper ends together could take minutes, and reach no branch that export has not seen as a guard.
     """
-    start = examples(contract, leaves)
+    start = contract.bind(leaves)
     low = {s.name: s.lo for s in contract.symbols if s.lo is not None}
     high = {s.name: s.hi for s in contract.symbols if s.hi is not None}
     wanted = [
@@ -128,7 +124,7 @@ def points(contract: Contract, leaves: Sequence[Any]) -> list[dict[str, int]]:
     kept: list[dict[str, int]] = []
     for values in wanted:
         point = near(contract, values)
-        if point is not None and point not in kept and point != start and elements(contract, point) <= BUDGET:
+        if point is not None and point not in kept and point != start and elements(contract, point) <= most:
             kept.append(point)
     return kept
 
@@ -145,7 +141,7 @@ def elements(contract: Contract, values: Mapping[str, int]) -> int:
 
 
 # ---------------------------------------------------------------- comparing
-class Trial(NamedTuple):
+class EagerComparison(NamedTuple):
     """A model and what torch.export made of it, without asserts over sizes: those are constraints of the contract."""
 
     model: torch.nn.Module
@@ -154,27 +150,28 @@ class Trial(NamedTuple):
     leaves: Sequence[Any]
     in_spec: pytree.TreeSpec
     how: str  # it was exported
+    checks: Checks
 
 
-# Their kernels in torch go beyond their memory where sizes and numbers do not fit together.
+# Their kernels in torch read or write out of bounds where sizes and values are inconsistent.
 UNSAFE = (torch.ops.aten.segment_reduce.default, torch.ops.aten.lu_unpack.default)
 
 
 def refuse_unsafe(program: ExportedProgram) -> None:
-    """A model that cannot be tried at other sizes: it could take the process with it."""
+    """A model that cannot be tried at other sizes: its kernel could crash the process."""
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     for node in itertools.chain.from_iterable(g.nodes for g in graphs):
         if node.target in UNSAFE:
             fail("capture", f"{node.target} '{node.name}'",
-                 "torch's own kernel goes beyond its memory at sizes that do not fit, so it is not tried",
+                 "torch's own kernel reads or writes out of bounds at inconsistent sizes, so it is not tried",
                  "Write it with other ops")  # fmt: skip
 
 
-def compare(trial: Trial, contract: Contract, lenient: bool = False) -> list[str]:
+def compare(trial: EagerComparison, contract: Contract, lenient: bool = False) -> list[str]:
     """Run both at every point; the first difference is raised. Where eager itself fails, that is raised too, or with
-    `lenient` returned as a note: the input was made up, and may be what the model does not take."""
+    `lenient` returned as a note: the input was generated, and the model may not accept it."""
     notes = []
-    for values in points(contract, trial.leaves):
+    for values in points(contract, trial.leaves, trial.checks.elements):
         try:
             _compare_at(trial, contract, values)
         except EagerFails as e:
@@ -184,9 +181,9 @@ def compare(trial: Trial, contract: Contract, lenient: bool = False) -> list[str
     return notes
 
 
-def _eager(trial: Trial, contract: Contract, values: Mapping[str, int]) -> tuple[list[Any], Any]:
-    """Inputs that the model takes at a point, and what it makes of them. Indices in the example may be too large for a
-    smaller table, where 0 is in all of them, and lengths are rarely 0."""
+def _eager(trial: EagerComparison, contract: Contract, values: Mapping[str, int]) -> tuple[list[Any], Any]:
+    """Inputs that the model accepts at a point, and its results. Indices in the example may be too large for a smaller
+    table, so 0 is tried, and 1, since lengths are rarely 0."""
     integer = [isinstance(x, torch.Tensor) and not x.is_floating_point() for x in trial.leaves]
     first: Exception | None = None
     for fill in (None, 0, 1) if any(integer) else (None,):
@@ -194,28 +191,30 @@ def _eager(trial: Trial, contract: Contract, values: Mapping[str, int]) -> tuple
         leaves = [torch.full_like(x, fill) if fill is not None and i else x for x, i in pairs]
         flat = sized(contract, leaves, values)
         try:
-            return flat, run(own(trial.model), flat, trial.in_spec)
-        except Exception as e:  # whatever a model raises; the first words are about the user's own values
+            return flat, run(copy_model(trial.model), flat, trial.in_spec)
+        except Exception as e:  # whatever a model raises; the first error is about the user's own values
             first = first or e
     assert first is not None
     subject = f"{', '.join(f'{k} = {v}' for k, v in values.items())} ({trial.how})"
     raise EagerFails(f"[capture] {subject}: eager fails there: {sentence_of(first)}. Raise the lower bound.") from first
 
 
-def _compare_at(trial: Trial, contract: Contract, values: Mapping[str, int]) -> None:
-    flat, want = _eager(trial, contract, values)
+def _compare_at(trial: EagerComparison, contract: Contract, values: Mapping[str, int]) -> None:
+    flat, want = _eager(trial, contract, values) if trial.checks.values else ([], None)
     subject = f"{', '.join(f'{k} = {v}' for k, v in values.items())} ({trial.how})"
     remedy = "The model branches on a size: use torch.cond, or narrow the range"
     if (found := disagreement_at(values, trial.program, trial.symbols)) is not None:
         raise WrongNumbers(f"[capture] {subject}: {' '.join(found)}. {remedy}.")
+    if not trial.checks.values:
+        return
     try:  # the guards are the contract's now, and the point was chosen by it
-        module = own_program(trial.program).module(check_guards=False)
+        module = copy_program(trial.program).module(check_guards=False)
         got = run(module, flat, trial.in_spec)
     except Exception as e:  # whatever it raises: it does not run at a size that its contract promises
         raise WrongNumbers(f"[capture] {subject}: the exported program fails there: {sentence_of(e)}.") from e
     if (problem := difference(want, got)) is not None:
         with _no_fast_path():
-            if difference(run(own(trial.model), flat, trial.in_spec), got) is None:
+            if difference(run(copy_model(trial.model), flat, trial.in_spec), got) is None:
                 remedy = FAST_PATH
         raise WrongNumbers(f"[capture] {subject}: torch.export gives {problem}. {remedy}.")
 
@@ -230,7 +229,7 @@ def run(module: Callable[..., Any], flat: list[Any], in_spec: pytree.TreeSpec) -
 
 @contextlib.contextmanager
 def _no_fast_path() -> Iterator[None]:
-    """Attention layers as they are written: eager has kernels of its own for them, which torch.export does not see."""
+    """Attention layers as they are written: eager has fused kernels for them, which torch.export does not see."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -261,13 +260,13 @@ def difference(want: Any, got: Any, **tolerance: float) -> str | None:
 
 
 # ---------------------------------------------------------------- guards that cut a declared range
-def relax(trial: Trial, contract: Contract) -> Contract:
+def relax(trial: EagerComparison, contract: Contract) -> Contract:
     """The contract without the guards that nothing needs: torch.export takes every size for at least 2, and guards
     or asserts against what that would change. Where the program is right at the points that one forbids, it goes; a
     model's own torch._check is raised by eager there, and stays."""
     kept = []
     for c in contract.constraints:
-        cut = _forbidden(contract, c, trial.leaves)[:3] if _of_export(c) else []
+        cut = _forbidden(contract, c, trial)[:3] if _of_export(c) else []
         try:
             for values in cut:
                 _compare_at(trial, contract, values)
@@ -277,16 +276,17 @@ def relax(trial: Trial, contract: Contract) -> Contract:
     return msgspec.structs.replace(contract, constraints=tuple(kept))
 
 
-def restrict(trial: Trial, contract: Contract) -> Contract:
+def restrict(trial: EagerComparison, contract: Contract) -> Contract:
     """The contract with the sizes 0 and 1 forbidden where the model refuses them: torch.export drops what is said of
-    these two, be it torch._check or `if n == 1: raise`."""
-    start = examples(contract, trial.leaves)
+    these two, by torch._check or by `if n == 1: raise`."""
+    start = contract.bind(trial.leaves)
     low = {s.name: s.lo for s in contract.symbols if s.lo is not None}
 
     def takes(name: str, size: int) -> bool | None:
-        """With some sizes beside it: nothing may be looked up in an empty table. None where no point can be tried."""
+        """Whether the model runs with this size and some others (a lookup in an empty table fails); None where no point
+        can be tried."""
         tried = [{**others, name: size} for others in (start, {**start, **low})]
-        tried = [v for v in tried if not broken(contract, v) and elements(contract, v) <= BUDGET]
+        tried = [v for v in tried if not broken(contract, v) and elements(contract, v) <= trial.checks.elements]
         for values in tried:
             with contextlib.suppress(EagerFails):
                 _eager(trial, contract, values)
@@ -305,10 +305,10 @@ def _of_export(c: Constraint) -> bool:
     return c.sentence in (RELIED, ASSERTED)
 
 
-def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> list[dict[str, int]]:
+def _forbidden(contract: Contract, c: Constraint, trial: EagerComparison) -> list[dict[str, int]]:
     """Points near the lower ends, and at the upper ones, that break this constraint and no other; where there are
     none, those that break no model's own."""
-    start = examples(contract, leaves)
+    start = contract.bind(trial.leaves)
     used = sorted(c.lhs.symbols() | c.rhs.symbols())
     ranges = {s.name: (s.lo, s.hi) for s in contract.symbols}
     choices = []
@@ -320,6 +320,6 @@ def _forbidden(contract: Contract, c: Constraint, leaves: Sequence[Any]) -> list
     for picked in itertools.islice(itertools.product(*choices), 256):
         values = {**start, **dict(zip(used, picked, strict=True))}
         out = broken(contract, values)
-        if c in out and all(map(_of_export, out)) and elements(contract, values) <= BUDGET:
+        if c in out and all(map(_of_export, out)) and elements(contract, values) <= trial.checks.elements:
             found.append((len(out), values))
     return [values for count, values in found if count == 1] or [values for _, values in found]

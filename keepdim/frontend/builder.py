@@ -1,10 +1,10 @@
-"""From FX nodes to a Program. `build` is the one way; `reason` runs it for a single node to see whether it is taken,
-so that what the partitioner promises is what the delegate's `preprocess` does.
+"""From FX nodes to a Program, by their lowering rules.
+
+`lower_graph.py` calls `build` for a whole graph, `support.py` builds single nodes.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,34 +15,31 @@ from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch.fx import Node as FxNode
 
 from .. import passes
-from ..errors import KeepdimError, fail
+from ..errors import fail
 from ..fx.nodes import (
     ASSERT,
     COND,
     ITEM,
-    Symbols,
     attribute,
-    changes,
-    constants_of,
     getitem,
     is_size,
     module_path,
+    mutated_args,
     overload,
-    shape_env_of,
 )
 from ..fx.symbols import margin, to_dim, to_size
-from ..ir.program import NONE, Node, Part, Program, Region, Shape, Value, verify, walk
+from ..ir.program import NONE, Attr, Node, Part, Program, Region, Shape, Value, walk
 from ..ir.quant import Quantised, state_shape
 from ..passes import Lowered
-from ..shapes.contract import BLOCKS, Constraint, Contract, Place, Spec, Symbol, dtype_name, solve
+from ..shapes.contract import BLOCKS, Constraint, Contract, DimSource, Spec, Symbol, dtype_name, solve
 from ..shapes.dim import Dim, decide
-from .ops import ROWS, Args, Row, Unsupported, dim_order_rows
+from .ops import RULES, Args, Rule, Unsupported, register_dim_order_rules
 
-# Op and operand: a weight or state in another dtype than what is computed in.
-TAKES_STORED = {("linear", 1), ("embedding", 0), ("cached_attention", 4), ("cached_attention", 5)}
+# (op, operand) that may be a weight or state in another dtype than the computation.
+SUPPORTS_STORED = {("linear", 1), ("embedding", 0), ("cached_attention", 4), ("cached_attention", 5)}
 
 
-Rows = Mapping[OpOverload, Row | None]
+Rules = Mapping[OpOverload, Rule | None]
 
 
 def build(
@@ -51,21 +48,18 @@ def build(
     outputs: Sequence[Any],
     constants: Mapping[FxNode, torch.Tensor],
     symbols: Mapping[str, Dim],
-    engine: str | None = None,
     quantised: Mapping[FxNode, Quantised] = {},
-    stays: passes.Stays = passes.nothing,
-    rows: Rows = ROWS,
+    rules: Rules = RULES,
     constraints: Sequence[Constraint] = (),
 ) -> Lowered:
-    """The Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`.
+    """Build the Program of these nodes: operands come from `inputs` and `constants`, results are `outputs`.
 
-    A constant that is `quantised` is stored as such, and its own data is not read. With an engine the passes run;
-    without one the Program is what was written. Weights that `stays` names are not changed. The contract has those of
-    the method's `constraints` whose symbols these inputs bind.
+    A constant in `quantised` is stored in that form, and its own data is not read. The contract keeps those of the
+    method's `constraints` whose symbols these inputs bind.
     """
-    b = _Builder(inputs, symbols, rows, constraints)
+    b = Builder(inputs, symbols, rules, constraints)
     nodes = [n for n in nodes if n.op == "call_function"]
-    changed = {x for n in nodes for x in changes(n)}
+    changed = {x for n in nodes for x in mutated_args(n)}
     for node, data in constants.items():
         if node in quantised:
             b.quantised(node, quantised[node])
@@ -73,71 +67,27 @@ def build(
             b.state(node, data) if node in changed else b.constant(node, data)
     for node in nodes:
         b.node(node)
-    return b.finish(outputs, engine, stays)
+    return b.finish(outputs)
 
 
-def reason(node: FxNode, symbols: Mapping[str, Dim], engine: str) -> str | None:
-    """Why this node cannot be delegated; None when it can."""
-    from .. import _native
+class Values:
+    """The values of a Program in the making: inputs, weights, states and results of nodes. Implements the Sink that
+    lowering rules write to."""
 
-    if is_size(node):
-        if overload(node) in ITEM:
-            return "reads data on the host"
-        try:
-            to_dim(node.meta["val"], symbols) if isinstance(node.meta["val"], (int, torch.SymInt)) else None
-        except KeepdimError as e:
-            return str(e)
-        return None
-    if node.target is getitem:
-        return None
-    if overload(node) not in ROWS and node.target is not COND:
-        return f"no row for {overload(node) or node.target}"
-    try:
-        b = _Builder([n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)], symbols)
-        b.node(node)
-        for k in (u.args[1] for u in node.users if u.target is getitem and u.users):
-            if isinstance(made := b.ids[node], list) and made[k] is None:
-                return f"its result {k} is read, and is not made here"
-        program = b.free([node])
-        _native.check(engine, program.to_json())
-    except (Unsupported, KeepdimError, _native.Error) as e:
-        return str(e)
-    return None
+    current, module, enclosing = "", "", ""  # the current node, its module, and the module of the enclosing cond
 
-
-def refusal(engine: str, program: Program) -> str | None:
-    """Why the engine does not run this program; None when it does."""
-    from .. import _native
-
-    try:
-        _native.check(engine, program.to_json())
-    except _native.Error as e:
-        return str(e)
-    return None
-
-
-class _Builder:
-    """Collects values and nodes; implements the Sink that rows write to."""
-
-    def __init__(
-        self,
-        inputs: Sequence[FxNode],
-        symbols: Mapping[str, Dim],
-        rows: Rows = ROWS,
-        constraints: Sequence[Constraint] = (),
-    ):
-        dim_order_rows()
-        self.symbols, self.rows, self.constraints = symbols, rows, list(constraints)
-        self.counts: list[int] = []  # values that are sizes of others, by their attribute `symbol`
+    def __init__(self, inputs: Sequence[FxNode], symbols: Mapping[str, Dim]):
+        self.symbols = symbols
+        self.counts: list[int] = []  # values that define a size, by their attribute `symbol`
         self.specs: list[Spec] = []
-        self.places: list[Place] = []
+        self.sources: list[DimSource] = []
         self.values: list[Value] = []
         self.nodes: list[Node] = []
         self.weights: dict[str, torch.Tensor] = {}
         self.ids: dict[FxNode, Any] = {}
         self.names: set[str] = set()
-        self.stored: set[int] = set()  # weights that only some ops take
-        self.made: dict[str, list[str]] = {}  # module of the model → values that were made in it
+        self.stored: set[int] = set()  # weights that only some ops support
+        self.made: dict[str, list[str]] = {}  # module of the model → values computed in it
         for node in inputs:
             self._input(node)
 
@@ -147,7 +97,7 @@ class _Builder:
         v = self.specs[value] if value < n else self.values[value - n]
         return Shape(v.dtype, v.dims)
 
-    def emit(self, op: str, ins: Sequence[int], shape: Shape, /, **attrs: Any) -> int:
+    def emit(self, op: str, ins: Sequence[int], shape: Shape, /, **attrs: Attr | None) -> int:
         out = self._value(self._name(self.current), shape, "temp")
         self._note(out)
         self.nodes.append(Node(op, tuple(ins), (out,), attrs))
@@ -156,8 +106,6 @@ class _Builder:
         return out
 
     # -- values
-    current, module, around = "", "", ""  # the node under way, its module, and that of the choice it stands in
-
     def _note(self, value: int) -> None:
         if self.module:
             self.made.setdefault(self.module, []).append(self.values[value - len(self.specs)].name)
@@ -182,14 +130,14 @@ class _Builder:
         name = self._name(node.name)
         if isinstance(val, torch.Tensor):
             self.specs.append(Spec(name, dtype_name(val.dtype, node.name), self._dims(val)))
-            self.places += [Place("size", i, d, dim) for d, dim in enumerate(self.specs[-1].dims)]
+            self.sources += [DimSource("size", i, d, dim) for d, dim in enumerate(self.specs[-1].dims)]
         else:
             dim = to_dim(val, self.symbols)
             self.specs.append(Spec(name, "int", (dim,)))
-            self.places.append(Place("int", i, 0, dim))
+            self.sources.append(DimSource("int", i, 0, dim))
 
     def constant(self, node: FxNode, data: torch.Tensor) -> None:
-        """A weight; one number alone becomes a `full`, which passes can fold. A partitioner is not told the number."""
+        """A weight. A scalar becomes a `full`, which passes can fold; a partitioner has no data for it."""
         self.current = node.name
         shape = Shape(dtype_name(data.dtype, node.name), tuple(Dim.const(d) for d in data.shape))
         if data.dim() == 0 and not is_fake(data):
@@ -197,12 +145,12 @@ class _Builder:
                 x = data.item()
             self.ids[node] = self.emit("full", [], shape, value=x if isinstance(x, float) else Dim.const(int(x)))
             return
-        name = self._name(node.name)  # a branch may have one of the same name
+        name = self._name(node.name)  # a branch may have a constant of the same name
         self.weights[name] = data
         self.ids[node] = self._value(name, shape, "const", name)
 
     def quantised(self, node: FxNode, q: Quantised) -> None:
-        """A weight as the bytes it has."""
+        """A weight that is stored quantised."""
         dims = self._dims(node.meta["val"])
         q.check(f"weight {node.name!r}")
         if dims != tuple(map(Dim.const, q.dims)):
@@ -215,11 +163,11 @@ class _Builder:
         self.ids[node] = self._value(self._name(node.name), Shape(q.dtype, dims), "const", node.name)
         self.stored.add(self.ids[node])
 
-    def _check_stored(self, made: Sequence[Node], target: OpOverload) -> None:
-        """Quantised weights are read by ops alone that take them."""
+    def check_stored(self, made: Sequence[Node], target: OpOverload) -> None:
+        """Raise if an op reads a quantised weight that it does not support."""
         for n in made:
             for k, i in enumerate(n.ins):
-                if i in self.stored and (n.op, k) not in TAKES_STORED:
+                if i in self.stored and (n.op, k) not in SUPPORTS_STORED:
                     v = self.values[i - len(self.specs)]
                     fail(
                         "lower",
@@ -229,7 +177,7 @@ class _Builder:
                     )
 
     def state(self, node: FxNode, data: torch.Tensor) -> None:
-        """A buffer that the program changes: it lives in the delegate, and nothing of it stands in the file."""
+        """A buffer that the program mutates: it is state of the delegate, and not stored in the file."""
         with unset_fake_temporarily():
             if bool(data.any()):
                 fail("lower", f"buffer {node.name!r}", "is changed by the model and does not begin as zeros")
@@ -239,16 +187,24 @@ class _Builder:
         if dtype in BLOCKS:
             self.stored.add(self.ids[node])
 
-    # -- nodes
+
+class NodeLowering(Values):
+    """Lowers calls of a graph into nodes, by their lowering rules."""
+
+    def __init__(self, inputs: Sequence[FxNode], symbols: Mapping[str, Dim], rules: Rules = RULES):
+        register_dim_order_rules()
+        super().__init__(inputs, symbols)
+        self.rules = rules
+
     def node(self, node: FxNode) -> None:
         """Lower one call; symbolic integers are read from the metadata of their users."""
-        self.current, self.module = node.name, module_path(node, self.around)
+        self.current, self.module = node.name, module_path(node, self.enclosing)
         if node.target is ASSERT:
             return
-        row = self.rows.get(overload(node))
+        rule = self.rules.get(overload(node))
         if is_size(node):
-            if row is not None:
-                row.lower(self, row.name, self._bind(row.target, node), Shape("int", (self._arg(node),)))
+            if rule is not None:
+                rule.lower(self, rule.name, self._bind(rule.target, node), Shape("int", (self._arg(node),)))
             elif overload(node) in ITEM:
                 raise Unsupported("reads data on the host")
             return
@@ -258,29 +214,29 @@ class _Builder:
         if node.target is COND:
             self._cond(node)
             return
-        if row is None:
-            raise Unsupported(f"no row for {overload(node) or node.target}")
+        if rule is None:
+            raise Unsupported(f"no lowering rule for {overload(node) or node.target}")
         val = node.meta["val"]
         many = isinstance(val, (list, tuple))
         out: Any = [self._out_shape(v) for v in val] if many else self._out_shape(val)
-        args, before = self._bind(row.target, node), len(self.nodes)
-        self.ids[node] = row.lower(self, row.name, args, out)
+        args, before = self._bind(rule.target, node), len(self.nodes)
+        self.ids[node] = rule.lower(self, rule.name, args, out)
         args.finish()
-        self._check_stored(self.nodes[before:], row.target)
+        self.check_stored(self.nodes[before:], rule.target)
 
     def _cond(self, node: FxNode) -> None:
-        """A choice by sizes is a node with a region for each branch; what a branch needs it reads from outside. That
-        of data has an operand instead."""
+        """A cond becomes a node with a region per branch, which reads outer values directly. The predicate is the
+        attribute `when` over sizes, or an operand if it depends on data."""
         given, *branches, operands = node.args
-        truth = given.meta["val"] if isinstance(given, FxNode) else given
-        by_data = isinstance(truth, torch.Tensor)
-        if by_data and self.rows is ROWS:
+        predicate = given.meta["val"] if isinstance(given, FxNode) else given
+        by_data = isinstance(predicate, torch.Tensor)
+        if by_data and self.rules is RULES:
             raise Unsupported("data decides which branch is taken")
-        ins, attrs = ((self._arg(given),), {}) if by_data else ((), {"when": margin(truth, self.symbols)})
+        ins, attrs = ((self._arg(given),), {}) if by_data else ((), {"when": margin(predicate, self.symbols)})
         shapes = [self._out_shape(v) for v in node.meta["val"]]
-        where, outer, self.around = self.module, self.around, self.module
+        where, outer, self.enclosing = self.module, self.enclosing, self.module
         regions = [self._region(branch, operands) for branch in branches]
-        self.current, self.module, self.around = node.name, where, outer
+        self.current, self.module, self.enclosing = node.name, where, outer
         for r in regions:
             if (made := [self.shape(i) for i in r.results]) != shapes:
                 raise Unsupported(f"a branch gives {made}, where the graph says {shapes}")
@@ -290,10 +246,10 @@ class _Builder:
         self.nodes.append(Node("cond", ins, tuple(outs), attrs, tuple(regions)))
         self.ids[node] = outs
 
-    def _region(self, branch: Any, operands: Any) -> Region:
+    def _region(self, branch: FxNode, operands: Sequence[FxNode]) -> Region:
         body = attribute(branch)
-        places = body.graph.find_nodes(op="placeholder")
-        self.ids |= {n: self._arg(x) for n, x in zip(places, operands, strict=True) if not is_size(n)}
+        placeholders = body.graph.find_nodes(op="placeholder")
+        self.ids |= {n: self._arg(x) for n, x in zip(placeholders, operands, strict=True) if not is_size(n)}
         outside, self.nodes = self.nodes, []
         try:
             for n in body.graph.nodes:
@@ -328,7 +284,7 @@ class _Builder:
         return Args(bound, defaults, tensors)
 
     def _arg(self, x: Any) -> Any:
-        """A value id for a tensor, a Dim for an integer, the thing itself for the rest."""
+        """A value id for a tensor, a Dim for an integer, anything else unchanged."""
         if isinstance(x, FxNode):
             if is_size(x):
                 return to_dim(x.meta["val"], self.symbols)
@@ -341,9 +297,22 @@ class _Builder:
             return to_dim(x, self.symbols)
         return x
 
-    # -- the end
+
+class Builder(NodeLowering):
+    """Makes the Program of lowered nodes, with its contract: its symbols, and the method's constraints over them."""
+
+    def __init__(
+        self,
+        inputs: Sequence[FxNode],
+        symbols: Mapping[str, Dim],
+        rules: Rules = RULES,
+        constraints: Sequence[Constraint] = (),
+    ):
+        super().__init__(inputs, symbols, rules)
+        self.constraints = list(constraints)
+
     def free(self, outputs: Sequence[Any]) -> Program:
-        """A Program in which every symbol is an integer input: to ask an engine about single nodes."""
+        """A Program in which every symbol is an integer input, to ask an engine about single nodes."""
         shapes: list[Spec | Value] = [*self.specs, *self.values]
         used = {a for v in shapes for d in v.dims for a in d.syms()}
         used |= {a for n in walk(self.nodes) for v in n.attrs.values() for d in _attr_dims(v) for a in d.syms()}
@@ -351,17 +320,17 @@ class _Builder:
         extra = [Spec(self._name(f"symbol_{s.name}"), "int", (Dim({(s,): 1}),)) for s in sorted(used, key=str)]
         shift = {i: i + len(extra) for i in range(base, base + len(self.values))}
         nodes = [passes.renumber(n, lambda i: shift.get(i, i), outs=True) for n in self.nodes]
-        places = [Place("int", base + k, 0, s.dims[0]) for k, s in enumerate(extra)]
+        sources = [DimSource("int", base + k, 0, s.dims[0]) for k, s in enumerate(extra)]
         results = self._results(outputs)
         self.specs, self.nodes = self.specs + extra, nodes
-        return self._program([(spec, shift.get(i, i)) for spec, i in results], solve(places)[0])
+        return self._program([(spec, shift.get(i, i)) for spec, i in results], solve(sources)[0])
 
-    def finish(self, outputs: Sequence[Any], engine: str | None, stays: passes.Stays) -> Lowered:
-        """Bind the symbols to the inputs' places, run the passes for an engine, verify."""
-        symbols, rest = solve(self.places)
+    def finish(self, outputs: Sequence[Any]) -> Lowered:
+        """The Program with its symbols bound to the sizes of the inputs."""
+        symbols, rest = solve(self.sources)
         if rest:
             self._rename(rest)
-            symbols, rest = solve(self.places)
+            symbols, rest = solve(self.sources)
         if rest:
             p = rest[0]
             fail(
@@ -369,13 +338,7 @@ class _Builder:
                 f"delegate input {self.specs[p.input].name!r} dim {p.index}",
                 f"its size {p.dim} cannot be solved",
             )
-        program = self._program(self._results(outputs), symbols)
-        if engine is None:
-            return Lowered(verify(passes.drop_dead(program)), self.weights)
-        with unset_fake_temporarily():
-            lowered = passes.run(program, self.weights, lambda p: refusal(engine, p) is None, stays)
-        verify(lowered.program)
-        return lowered
+        return Lowered(self._program(self._results(outputs), symbols), self.weights)
 
     def _results(self, outputs: Sequence[Any]) -> list[tuple[Spec, int]]:
         out: list[tuple[Spec, int]] = []
@@ -401,13 +364,13 @@ class _Builder:
         return Program(contract, tuple(self.values), tuple(self.nodes), ids, modules=modules)
 
     def _requires(self, symbols: Sequence[Symbol]) -> tuple[Constraint, ...]:
-        """The method's constraints that the inputs of this Program can decide and its ranges do not already prove."""
+        """The method's constraints over symbols of this Program that its ranges do not already prove."""
         bound = {s.name for s in symbols}
         here = [c for c in self.constraints if c.lhs.symbols() | c.rhs.symbols() <= bound]
         return tuple(dict.fromkeys(c for c in here if not decide(c.lhs, c.cmp, c.rhs)))
 
-    def _rename(self, rest: Sequence[Place]) -> None:
-        """A size that no single symbol explains (b*s of a tensor made outside) becomes a symbol itself."""
+    def _rename(self, rest: Sequence[DimSource]) -> None:
+        """A size that cannot be solved for one symbol (b*s of a tensor computed outside) becomes a symbol itself."""
         for p in rest:
             whole = Dim.symbol(f"size_{p.input}_{p.index}", *p.dim.bounds)
 
@@ -417,12 +380,12 @@ class _Builder:
             self.specs = [Spec(s.name, s.dtype, tuple(map(swap, s.dims))) for s in self.specs]
             self.values = [Value(v.name, v.dtype, tuple(map(swap, v.dims)), v.kind, v.key) for v in self.values]
             self.nodes = [_with_dims(n, swap) for n in self.nodes]
-            self.places = [Place(q.kind, q.input, q.index, swap(q.dim)) for q in self.places]
+            self.sources = [DimSource(q.kind, q.input, q.index, swap(q.dim)) for q in self.sources]
             self.constraints = [replace(c, lhs=swap(c.lhs), rhs=swap(c.rhs)) for c in self.constraints]
 
 
 def _with_dims(n: Node, f: Callable[[Dim], Dim]) -> Node:
-    """The node with another Dim for each of its attributes'."""
+    """The node with `f` applied to every Dim in its attributes."""
     attrs = {
         k: f(v) if isinstance(v, Dim) else tuple(map(f, v)) if isinstance(v, tuple) else v for k, v in n.attrs.items()
     }
@@ -430,12 +393,12 @@ def _with_dims(n: Node, f: Callable[[Dim], Dim]) -> Node:
     return replace(n, attrs=attrs, regions=regions)
 
 
-def _attr_dims(v: Any) -> list[Dim]:
+def _attr_dims(v: Attr) -> list[Dim]:
     return [v] if isinstance(v, Dim) else list(v) if isinstance(v, tuple) else []
 
 
 def _replace(d: Dim, part: Dim, whole: Dim) -> Dim:
-    """d with `part` written as `whole`, in every term that is a multiple of it."""
+    """d with `part` replaced by `whole` in every term that is a multiple of it."""
     if d == part:
         return whole
     if len(part.terms) != 1 or part.terms[0][1] != 1:
@@ -451,57 +414,3 @@ def _replace(d: Dim, part: Dim, whole: Dim) -> Dim:
         else:
             total = total + Dim({tuple(left): c}) * whole
     return total
-
-
-def _quantised(
-    ep: Any, weights: Mapping[str, Quantised], constants: Mapping[FxNode, torch.Tensor]
-) -> dict[FxNode, Quantised]:
-    """Weights by any name of their parameter → by its placeholder; a tied parameter has several names."""
-    if missing := sorted(set(weights) - set(ep.state_dict)):
-        fail("lower", f"quantised weight {missing[0]!r}", "is no parameter of the model")
-    given = {id(ep.state_dict[name]): q for name, q in weights.items()}
-    return {node: given[id(data)] for node, data in constants.items() if id(data) in given}
-
-
-def lower_program(
-    ep: Any,
-    known: Mapping[str, Dim],
-    engine: str | None,
-    weights: Mapping[str, Quantised] = {},
-    stays: passes.Stays = passes.nothing,
-    rows: Rows = ROWS,
-    constraints: Sequence[Constraint] = (),
-) -> Lowered:
-    """The Program of all nodes of an ExportedProgram, for an engine; Unsupported where a node has no lowering rule.
-
-    `weights` are quantised, by the names of the parameters that they stand for; their tensors are not read. Those that
-    `stays` names stay where they are. `rows` may have more than the engines' own, None for what computes nothing; a
-    value with an attribute `symbol` is that size, and an output of its own after the others. `constraints` are the
-    method's, in the names of `known`.
-    """
-    constants = constants_of(ep)
-    nodes = [n for n in ep.graph.nodes if n.op == "call_function" and rows.get(overload(n), n) is not None]
-    inputs = [n for n in ep.graph.nodes if n.op == "placeholder" and n not in constants]
-    env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
-    outputs = list(ep.graph.output_node().args[0])
-    quantised = _quantised(ep, weights, constants)
-    symbols = Symbols(known, env)
-    return _by_content(build(nodes, inputs, outputs, constants, symbols, engine, quantised, stays, rows, constraints))
-
-
-def _by_content(lowered: Lowered) -> Lowered:
-    """Weights by the hash of what they are, so that delegates and methods of one file share equal ones."""
-    keys: dict[str, str] = {}
-    weights: dict[str, torch.Tensor] = {}
-    with unset_fake_temporarily():
-        for name, data in lowered.weights.items():
-            data = data.detach().contiguous()
-            raw = data.reshape(-1).view(torch.uint8).numpy()
-            kind = f"{data.dtype}{list(data.shape)}"  # zeros of two kinds have the same bytes
-            digest = hashlib.sha256(kind.encode())
-            digest.update(raw)
-            keys[name] = digest.hexdigest()[:32]
-            weights[keys[name]] = data
-    p = lowered.program
-    values = tuple(Value(v.name, v.dtype, v.dims, v.kind, keys.get(v.key, v.key)) for v in p.values)
-    return Lowered(replace(p, values=values), weights)

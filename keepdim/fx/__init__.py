@@ -1,6 +1,6 @@
 """Reading FX graphs: nodes, bodies, symbols and sizes.
 
-Owns what a node of an exported graph is, the translation of torch's sympy expressions into Dims, and the propagation of
-shapes through a graph. Takes graphs; gives Dims and facts about nodes. Never exports a model and never lowers one, and
+Owns queries about nodes of an exported graph, the translation of torch's sympy expressions into Dims, and shape
+propagation through a graph. Takes graphs; returns Dims and facts about nodes. Never exports or lowers a model, and
 never lets a ShapeEnv decide anything.
 """

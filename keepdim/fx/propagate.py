@@ -1,12 +1,12 @@
-"""Are the sizes in a graph true? torch.export takes sizes for at least 2, and ExecuTorch's passes run every op again on
-fake tensors, where some ops decide a size for the example. `disagreement` computes the graph's sizes at the ends of the
-contract and compares them with what the graph says; `settle` propagates them again where they differ in an Edge graph,
-and refuses what still does.
+"""Checks that the sizes in a graph's metadata are correct. torch.export assumes sizes of at least 2, and ExecuTorch's
+passes rerun every op on fake tensors, where some ops specialise a size to the example. `disagreement` computes the
+graph's sizes at the ends of the contract and compares them with the metadata; `propagate_shapes` recomputes the
+metadata of an Edge graph where they differ, and raises for what still differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ from ..shapes.dim import CMPS, Dim
 from .symbols import to_dim, to_size
 
 
-def settle(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, Dim]) -> None:
-    """Make the sizes in the graph's metadata those that its ops give, at every sampled size; refuse what cannot be."""
+def propagate_shapes(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, Dim]) -> None:
+    """Recompute the graph's metadata if it is wrong at a sampled size; raise if it remains wrong."""
     if disagreement(ep, contract, symbols) is None:
         return
     propagate(ep)
@@ -36,7 +36,7 @@ def settle(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, Dim]) 
 
 
 def samples(contract: Contract) -> Iterator[dict[str, int]]:
-    """The lower ends, the upper ends, and something between, where the constraints hold."""
+    """The lower ends, the upper ends, and points between, if they satisfy the constraints."""
     for pick in ((1, 0), (0, 1), (1, 1), (3, 1)):
         values = {}
         for s in contract.symbols:
@@ -48,7 +48,7 @@ def samples(contract: Contract) -> Iterator[dict[str, int]]:
 
 
 def disagreement(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, Dim]) -> tuple[str, str] | None:
-    """(subject, fact) of the first node whose size at some sample is not what its metadata says."""
+    """(subject, fact) of the first node whose computed size differs from its metadata at a sample."""
     for values in samples(contract):
         if (found := disagreement_at(values, ep, symbols)) is not None:
             at = ", ".join(f"{k} = {v}" for k, v in values.items())
@@ -57,24 +57,24 @@ def disagreement(ep: ExportedProgram, contract: Contract, symbols: Mapping[str, 
 
 
 class _Unknown(Exception):
-    """A node whose size cannot be computed here: it depends on data, or the sample breaks a rule of its own."""
+    """A node whose size cannot be computed: it depends on data, or the op rejects the sample."""
 
 
 def disagreement_at(
     values: Mapping[str, int], ep: ExportedProgram, symbols: Mapping[str, Dim]
 ) -> tuple[str, str] | None:
-    """The same at one point: the graph is run on fake tensors of these sizes. A node that cannot be is taken at its
-    word."""
+    """`disagreement` at one point: runs the graph on fake tensors of these sizes. Nodes that cannot run keep their
+    metadata."""
     values = dict(values)
 
-    def said(val: Any) -> Any:
-        """What metadata says, as a fake tensor or a number."""
+    def from_metadata(val: Any) -> Any:
+        """A metadata value as a fake tensor or a number."""
         if isinstance(val, torch.Tensor):
             return torch.empty([number(to_size(d, symbols)) for d in val.shape], dtype=val.dtype)
         return number(to_dim(val, symbols)) if isinstance(val, (int, torch.SymInt)) else val
 
     def number(dim: Dim) -> int:
-        for name in dim.symbols() - values.keys():  # of data: some value in its range
+        for name in dim.symbols() - values.keys():  # data-dependent: any value in its range
             lo, hi = next(s for s in symbols.values() if s.symbols() == {name}).bounds
             values[name] = lo if lo is not None else hi if hi is not None else 0
         return dim.eval(values)
@@ -85,13 +85,13 @@ def disagreement_at(
             if n.op in ("output", "get_attr"):
                 continue
             try:
-                want = pytree.tree_map(said, n.meta.get("val"))
+                want = pytree.tree_map(from_metadata, n.meta.get("val"))
                 env[n] = _call(n, env) if n.op == "call_function" else want
             except (_Unknown, KeepdimError):
                 env[n] = _Unknown
                 continue
-            if (got := _shapes(env[n])) != (promised := _shapes(want)):
-                return f"node '{n.name}'", f"has sizes {got} where the graph says {promised}"
+            if (got := _shapes(env[n])) != (expected := _shapes(want)):
+                return f"node '{n.name}'", f"has sizes {got} where the graph says {expected}"
     return None
 
 
@@ -101,17 +101,17 @@ def _call(n: FxNode, env: Mapping[FxNode, Any]) -> Any:
         raise _Unknown
     try:
         return n.target(*args, **kwargs)
-    except Exception as e:  # whatever an op raises on a sample: it says nothing about the sizes
+    except Exception as e:  # an op that rejects the sample tells nothing about sizes
         raise _Unknown from e
 
 
-def _shapes(value: Any) -> list[Any]:
+def _shapes(value: Any) -> list[list[int] | int]:
     leaves = [v for v in pytree.tree_leaves(value) if isinstance(v, (torch.Tensor, int)) and not isinstance(v, bool)]
     return [list(v.shape) if isinstance(v, torch.Tensor) else v for v in leaves]
 
 
 def propagate(ep: ExportedProgram) -> None:
-    """Compute the symbolic sizes of every node again, copies of views as the views themselves, as export does."""
+    """Recompute the symbolic sizes of every node; view copies as views, as export does."""
     mode = detect_fake_mode([n.meta.get("val") for n in ep.graph.nodes])
     if mode is None:
         return
@@ -122,17 +122,17 @@ def propagate(ep: ExportedProgram) -> None:
             args, kwargs = pytree.tree_map_only(FxNode, lambda a: a.meta.get("val"), (n.args, n.kwargs))
             try:
                 val = _view_of(n.target)(*args, **kwargs)
-            except Exception:  # not ours to judge here: the graph's own word stays, and is compared again
+            except Exception:  # keep the metadata, which is compared again
                 continue
             n.meta["val"] = pytree.tree_map_only(torch.Tensor, _fresh, val)
 
 
 def _fresh(t: torch.Tensor) -> torch.Tensor:
-    """As a result of its own, contiguous like those of all copies."""
+    """A fresh contiguous tensor of the same shape."""
     return torch.empty(t.shape, dtype=t.dtype)
 
 
-def _view_of(target: Any) -> Any:
+def _view_of(target: Callable[..., Any]) -> Callable[..., Any]:
     inner = getattr(target, "_op", None)
     op = inner if isinstance(inner, OpOverload) else target
     if not isinstance(op, OpOverload) or not op._schema.name.endswith("_copy"):

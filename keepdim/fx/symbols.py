@@ -1,12 +1,13 @@
-"""torch's symbolic sizes as Dims: sympy expressions and relations, translated without asking a ShapeEnv to decide."""
+"""Translation of torch's symbolic sizes (sympy expressions and relations) into Dims, without evaluating a ShapeEnv."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING
 
 import sympy
 import torch
@@ -17,22 +18,49 @@ from ..shapes.bounds import INT64_MAX, INT64_MIN
 from ..shapes.contract import Constraint
 from ..shapes.dim import MAKE, Dim, decide, dmax, dmin
 
-MAX_TRIED, MAX_DENOMINATOR = 2**16, 1000  # of sizes times a float that are tried one by one; of the float as a ratio
+if TYPE_CHECKING:
+    from sympy.logic.boolalg import Boolean
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+MAX_TRIED, MAX_DENOMINATOR = 2**16, 1000  # sizes that are tried one by one for a float factor; limit of its denominator
 
 
-TORCH_INFINITY = 2**63 - 2  # where torch says no more of a size, it says sys.maxsize - 1
+TORCH_INFINITY = 2**63 - 2  # torch's upper bound of an unbounded size is sys.maxsize - 1
 
 
-def to_dim(value: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """A Dim from an int, a SymInt or a sympy expression. Never asks the ShapeEnv to decide anything."""
+class Symbols(Mapping[str, Dim]):
+    """torch's symbol name → Dim: the contract's if it is known, else with the range of the ShapeEnv."""
+
+    def __init__(self, known: Mapping[str, Dim], env: ShapeEnv | None = None):
+        self.known = dict(known)
+        self.ranges = {str(k): v for k, v in env.var_to_range.items()} if env is not None else {}
+
+    def __getitem__(self, name: str) -> Dim:
+        if name not in self.known:
+            vr = self.ranges[name]
+            self.known[name] = Dim.symbol(name, finite(vr.lower), finite(vr.upper))
+        return self.known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.known or name in self.ranges
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.ranges, **self.known})
+
+    def __len__(self) -> int:
+        return len({**self.ranges, **self.known})
+
+
+def to_dim(value: int | torch.SymInt | sympy.Expr, symbols: Mapping[str, Dim]) -> Dim:
+    """A Dim from an int, a SymInt or a sympy expression. Never evaluates the ShapeEnv."""
     if isinstance(value, int):
         return Dim.const(value)
     expr = value.node.expr if isinstance(value, torch.SymInt) else sympy.sympify(value)
     return _from_sympy(expr, symbols)
 
 
-def to_size(value: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """The Dim of a tensor's size: torch knows that it is not negative, also where bounds alone do not show it.
+def to_size(value: int | torch.SymInt | sympy.Expr, symbols: Mapping[str, Dim]) -> Dim:
+    """The Dim of a tensor's size, which is not negative even if its bounds do not prove it.
 
     >>> import sympy
     >>> from torch.utils._sympy.functions import FloorDiv
@@ -45,7 +73,7 @@ def to_size(value: Any, symbols: Mapping[str, Dim]) -> Dim:
     return d if lo is not None and lo >= 0 else dmax(d, 0)
 
 
-def _from_sympy(e: Any, symbols: Mapping[str, Dim]) -> Dim:
+def _from_sympy(e: sympy.Expr, symbols: Mapping[str, Dim]) -> Dim:
     def args() -> list[Dim]:
         return [_from_sympy(a, symbols) for a in e.args]
 
@@ -66,15 +94,15 @@ def _from_sympy(e: Any, symbols: Mapping[str, Dim]) -> Dim:
     fail("contract", f"size {e}", f"uses {kind}, which a Dim cannot express")
 
 
-def scaled_size(e: Any, symbols: Mapping[str, Dim]) -> tuple[Any, Fraction] | None:
-    """The whole part of 1.5 * float(s) as s and 3/2; None where the float product may be rounded to another one."""
+def scaled_size(e: sympy.Expr, symbols: Mapping[str, Dim]) -> tuple[sympy.Expr, Fraction] | None:
+    """int(1.5 * float(s)) as s and 3/2; None if float rounding may give another integer."""
     factor, rest = e.args[0].as_coeff_Mul() if type(e).__name__ in ("TruncToInt", "FloorToInt") else (0, e)
     if type(rest).__name__ != "ToFloat":
         return None
     ratio, (lo, hi) = Fraction(float(factor)), _from_sympy(rest.args[0], symbols).bounds
     if lo is None or lo < 0 or hi is None or ratio <= 0:
         return None
-    if ratio.numerator * hi >= 2**53:  # 1.7 is no ratio of small numbers, but may act like one at every size in range
+    if ratio.numerator * hi >= 2**53:  # e.g. 1.7: try a small ratio that is equal at every size in range
         ratio = ratio.limit_denominator(MAX_DENOMINATOR)
         if hi > MAX_TRIED or any(int(float(factor) * n) != n * ratio // 1 for n in range(lo, hi + 1)):
             return None
@@ -104,8 +132,8 @@ _RELATIONS = {
 _NOT = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 
-def to_constraints(e: Any, symbols: Mapping[str, Dim], sentence: str) -> list[Constraint]:
-    """A sympy relation as constraints; what the ranges already prove is left out, what they refute is an error."""
+def to_constraints(e: Boolean, symbols: Mapping[str, Dim], sentence: str) -> list[Constraint]:
+    """A sympy relation as constraints; those that the ranges prove are omitted, one that they refute is an error."""
     if e is sympy.true or e is True:
         return []
     kind = type(e).__name__
@@ -119,7 +147,7 @@ def to_constraints(e: Any, symbols: Mapping[str, Dim], sentence: str) -> list[Co
     return [] if answer else [c]
 
 
-def _sides(e: Any, symbols: Mapping[str, Dim]) -> tuple[Dim, str, Dim]:
+def _sides(e: Boolean, symbols: Mapping[str, Dim]) -> tuple[Dim, str, Dim]:
     """One relation, or its negation."""
     negated = type(e).__name__ == "Not"
     relation = e.args[0] if negated else e
@@ -133,8 +161,8 @@ def _sides(e: Any, symbols: Mapping[str, Dim]) -> tuple[Dim, str, Dim]:
     return _from_sympy(lhs, symbols), _NOT[cmp] if negated else cmp, _from_sympy(rhs, symbols)
 
 
-def margin(value: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """A number that is at least 0 where a truth over sizes holds: of one or the other, the greater.
+def margin(value: bool | torch.SymBool | Boolean, symbols: Mapping[str, Dim]) -> Dim:
+    """A Dim that is >= 0 exactly if a predicate over sizes holds; `or` is a max, `and` a min.
 
     >>> import sympy
     >>> a, b = sympy.symbols("a b")
@@ -153,15 +181,38 @@ def margin(value: Any, symbols: Mapping[str, Dim]) -> Dim:
 
 
 def is_data(symbol: sympy.Symbol) -> bool:
-    """Whether only data says what a symbol of torch's is."""
+    """Whether a symbol of torch is unbacked (data-dependent)."""
     return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
 
 
-def expr_of(value: Any) -> Any:
+def with_user_names(text: object, symbols: Mapping[str, object]) -> str:
+    """A text or expression of torch with the user's names instead of torch's symbols, where there are any.
+
+    >>> with_user_names("u0 <= s77", {"s77": Dim.symbol("batch", 1, 8)})
+    'u0 <= batch'
+    """
+    return re.sub(r"\b[a-z]+\d+\b", lambda m: str(symbols[m[0]]) if m[0] in symbols else m[0], str(text))
+
+
+_INPUT_SIZE = r"L\['(\w+)'\]((?:\[[^\]]+\])*)\.size\(\)\[(\d+)\]"  # torch.export's text for a size of an input
+
+
+def with_input_names(text: str) -> str:
+    """A message of torch.export that names a size by its Dim, or else by its input, not as `L['x'].size()[0]`.
+
+    >>> with_input_names("values of n = L['x'].size()[0] satisfy L['x'].size()[0] <= L['y'][1].size()[2]")
+    "values of n (input 'x' dim 0) satisfy n <= input 'y[1]' dim 2"
+    """
+    names = {m[2]: m[1] for m in re.finditer(rf"(\w+) = ({_INPUT_SIZE})", text)}
+    text = re.sub(rf"(\w+) = {_INPUT_SIZE}", r"\1 (input '\2\3' dim \4)", text)
+    return re.sub(_INPUT_SIZE, lambda m: names.get(m[0], f"input '{m[1]}{m[2]}' dim {m[3]}"), text)
+
+
+def expr_of(value: int | torch.SymInt) -> sympy.Expr:
     """The sympy expression of a size."""
     return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
 
 
-def finite(bound: Any) -> int | None:
-    """An end of one of torch's ranges; None where it is open."""
+def finite(bound: sympy.Expr) -> int | None:
+    """An end of one of torch's ranges; None if it is infinite."""
     return int(bound) if bound.is_Integer and abs(bound) < TORCH_INFINITY else None

@@ -1,7 +1,7 @@
-"""What a node of a Program costs, as Dims: arithmetic, and bytes that it reads and writes.
+"""The cost of a node of a Program, as Dims: operations, and bytes read and written.
 
-An estimate for people, the same for every engine: products are counted by their multiply-adds (two operations each),
-everything else as one operation for an element. A view costs nothing.
+An estimate for reports, the same for every engine: products count their multiply-adds (two operations each),
+everything else counts one operation per element. A view costs nothing.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ..shapes.dim import Dim
 from .program import NONE, Node, Program, Value
 
 VIEWS = {"reshape", "permute", "expand", "slice", "select", "diagonal", "unfold", "as_strided"}
-GATHERS = {"embedding", "embedding_bag", "index", "index_select", "gather"}  # of the first operand a part is read
+GATHERS = {"embedding", "embedding_bag", "index", "index_select", "gather"}  # read a part of the first operand
 REDUCES = {
     *("sum", "mean", "prod", "amax", "amin", "any", "all", "var", "argmax", "argmin", "avg_pool", "max_pool"),
     *("max_pool_index", "adaptive_avg_pool", "adaptive_max_pool", "adaptive_max_pool_index"),
 }
 
-Cost = Callable[[Node, list[Value], Value], Dim]  # of a node with these operands and this result
+Cost = Callable[[Node, list[Value], Value], Dim]  # from a node, its operands and its result
 
 
 def numel(dims: Sequence[Dim]) -> Dim:
-    """How many elements."""
+    """The number of elements."""
     return reduce(lambda a, b: a * b, dims, Dim.const(1))
 
 
 def nbytes(v: Value) -> Dim:
-    """How many bytes; those of a quantised weight in its blocks."""
+    """The number of bytes; of a quantised weight, those of its blocks."""
     count = numel(v.dims)
     if v.dtype in BLOCKS:
         block, width = BLOCKS[v.dtype]
@@ -39,12 +39,14 @@ def nbytes(v: Value) -> Dim:
 
 
 def _product(depth: int) -> Cost:
-    """Of a result whose every element is a sum over the last dim of an operand."""
+    """Cost of a result whose elements are sums over the last dim of an operand."""
     return lambda n, ins, out: 2 * numel(out.dims) * ins[depth].dims[-1]
 
 
 def _conv(n: Node, ins: list[Value], out: Value) -> Dim:
-    each = ins[0] if n.attrs.get("transposed") else out  # an element of it meets every weight of a channel
+    each = (
+        ins[0] if n.attrs.get("transposed") else out
+    )  # each of its elements is multiplied by all weights of a channel
     return 2 * numel(each.dims) * numel(ins[1].dims[1:])
 
 
@@ -70,7 +72,7 @@ FLOPS: dict[str, Cost] = {
 
 
 def flops(p: Program, n: Node) -> Dim:
-    """Operations of one node; those of a choice are those of the branch that is taken, and stand there.
+    """Operations of one node; a cond has 0, the nodes of its branches are counted separately.
 
     >>> from keepdim.ir.text import parse_program
     >>> p = parse_program('''keepdim program 1
@@ -79,7 +81,7 @@ def flops(p: Program, n: Node) -> Dim:
     ... const w: f32[4, 16] @ w
     ... y: f32[s, 4] = linear(x, w)
     ... output y: f32[s, 4] = y''')
-    >>> flops(p, p.nodes[0]), moved(p, p.nodes[0])
+    >>> flops(p, p.nodes[0]), bytes_moved(p, p.nodes[0])
     (Dim('128*s'), Dim('80*s + 256'))
     """
     if n.op in VIEWS or n.regions or not n.outs:
@@ -90,13 +92,13 @@ def flops(p: Program, n: Node) -> Dim:
         if n.op in FLOPS:
             return FLOPS[n.op](n, ins, out)
         return numel(ins[0].dims if n.op in REDUCES else out.dims)
-    except (IndexError, KeyError, AttributeError, TypeError) as e:  # engines check operands, when a file is loaded
+    except (IndexError, KeyError, AttributeError, TypeError) as e:  # operands are checked by engines, at load
         fail("verify", f"node {n.op!r}", f"has other operands or attributes than the op takes ({len(ins)} operands)",
              "Lower the model again", e)  # fmt: skip
 
 
-def moved(p: Program, n: Node) -> Dim:
-    """Bytes that it reads and writes."""
+def bytes_moved(p: Program, n: Node) -> Dim:
+    """Bytes that a node reads and writes."""
     if n.op in VIEWS or n.regions:
         return Dim.const(0)
     ins = [p.value(i) for i in dict.fromkeys(n.ins) if i != NONE]

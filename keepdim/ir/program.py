@@ -1,8 +1,8 @@
-"""The Program: what a delegate computes, with every shape a Dim.
+"""The Program: what a delegate computes, with Dims as shapes.
 
-Plain data (msgspec structs, JSON on the wire), no torch. Values are numbered: the contract's inputs first, then
-`values`. Weights are never inside: a const or state value names them by key. `verify` is the same rule book as in
-`runtime/program.cpp`. `str(program)` is a text form that `text.parse_program` reads back.
+Plain data (msgspec structs, stored as JSON), no torch. Values are numbered: the contract's inputs first, then `values`.
+Weights are not inside: a const or state value names them by key. `verify` has the same rules as
+`runtime/core/program.cpp`. `str(program)` is a text form that `text.parse_program` reads back.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from ..shapes.contract import BLOCKS, DTYPE_BYTES, VERSION, Contract, Dims, Spec
 from ..shapes.dim import CMPS, Dim, never_zero, range_text
 
 NONE = -1  # a missing optional operand
-MAX_DEPTH = 32  # of regions inside regions; they are read recursively
+MAX_DEPTH = 32  # of nested regions, which are read recursively
 Attr = bool | Dim | float | str | tuple[Dim, ...]
 
 
 class Shape(NamedTuple):
-    """What a value is: dtype and dims."""
+    """Dtype and dims of a value."""
 
     dtype: str
     dims: tuple[Dim, ...]
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A tensor: const and state are named data, temps are made by nodes."""
+    """A tensor: const and state are named data, temps are produced by nodes."""
 
     name: str
     dtype: str
     dims: Dims
-    kind: str  # const, state, temp; inputs stand in the contract
+    kind: str  # const, state, temp; inputs are in the contract
     key: str = ""
 
 
@@ -52,14 +52,14 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Region(msgspec.Struct, frozen=True):
-    """A body of nodes over the program's values; its results stand for the owning node's outs."""
+    """A body of nodes over the program's values; its results become the owning node's outs."""
 
     nodes: tuple[Node, ...]
     results: tuple[int, ...]
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """A rewrite that made the program what it is: how many nodes it had before and after."""
+    """A pass that ran on the program, and the number of nodes before and after."""
 
     name: str
     before: int
@@ -67,7 +67,7 @@ class Pass(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A module of the model, by its path, and the names of the values that were made in it."""
+    """A module of the model, by its path, and the names of the values that it computes."""
 
     path: str
     values: tuple[str, ...]
@@ -79,9 +79,9 @@ class Program(msgspec.Struct, frozen=True):
     contract: Contract
     values: tuple[Value, ...]
     nodes: tuple[Node, ...]
-    results: tuple[int, ...]  # one per output; NONE where the output is an integer
-    passes: tuple[Pass, ...] = ()  # what was done to it, in order; for people, no engine reads it
-    modules: tuple[Part, ...] = ()  # where in the model it comes from; likewise
+    results: tuple[int, ...]  # one per output; NONE for an integer output
+    passes: tuple[Pass, ...] = ()  # in order; informational, not read by engines
+    modules: tuple[Part, ...] = ()  # where in the model values come from; informational
 
     # -- reading
     def value(self, i: int) -> Value:
@@ -93,18 +93,18 @@ class Program(msgspec.Struct, frozen=True):
         return self.values[i - n]
 
     def walk(self) -> Iterator[Node]:
-        """Every node, those inside regions after their owner."""
+        """All nodes; those inside regions after their owner."""
         return walk(self.nodes)
 
-    # -- the wire
+    # -- JSON
     def to_json(self) -> bytes:
-        """The program as it stands in a file."""
+        """The JSON that is stored in a file."""
         table = self.contract.table()
         contract = self.contract.to_wire(table)
         body = msgspec.to_builtins(
             {
                 "values": self.values,
-                "nodes": list(map(_plain, self.nodes)),
+                "nodes": list(map(_node_to_builtins, self.nodes)),
                 "results": self.results,
                 "passes": self.passes,
                 "modules": self.modules,
@@ -115,7 +115,7 @@ class Program(msgspec.Struct, frozen=True):
 
     @staticmethod
     def from_json(data: bytes | str) -> Program:
-        """Read and verify."""
+        """Parse and verify."""
         raw = decode(data)
         contract, dims = Contract.from_wire(raw["contract"])
         if not all(isinstance(raw.get(k), list) for k in ("values", "nodes", "results")):
@@ -140,19 +140,19 @@ class _Body(msgspec.Struct):
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Node]:
-    """These nodes, and after each those inside its regions."""
+    """These nodes, each followed by those inside its regions."""
     for n in nodes:
         yield n
         for r in n.regions:
             yield from walk(r.nodes)
 
 
-def _plain(n: Node) -> dict[str, Any]:
-    """A node for the wire: floats that JSON lacks become strings."""
+def _node_to_builtins(n: Node) -> dict[str, Any]:
+    """A node as builtins; floats that JSON lacks become strings."""
     attrs = {
         k: str(v) if isinstance(v, float) and (v != v or abs(v) == float("inf")) else v for k, v in n.attrs.items()
     }
-    regions = [{"nodes": [_plain(m) for m in r.nodes], "results": r.results} for r in n.regions]
+    regions = [{"nodes": [_node_to_builtins(m) for m in r.nodes], "results": r.results} for r in n.regions]
     return {"op": n.op, "ins": n.ins, "outs": n.outs, "attrs": attrs, "regions": regions}
 
 
@@ -194,7 +194,7 @@ def _read_attr(name: str, v: Any, dims: list[Dim]) -> Attr:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of the format; a Dim is the row of the contract's dims table.
+    """The JSON Schema of the format; a Dim is the index of a row of the contract's dims table.
 
     >>> "Contract" in schema()["$defs"]
     True
@@ -206,7 +206,7 @@ def schema() -> dict[str, Any]:
 
 # ---------------------------------------------------------------- verify
 def verify(p: Program) -> Program:
-    """Every rule of the format; returns the program, or raises the first sentence."""
+    """Check every rule of the format; returns the program, or raises the first violation."""
     c = p.contract
     verify_contract(c)
     names: set[str] = set()
@@ -244,22 +244,22 @@ def _unique(name: str, names: set[str]) -> None:
 
 
 def verify_contract(c: Contract) -> None:
-    """The rules of a program's contract; those of a method's own, which may have data, are the runtime's."""
+    """Check a program's contract; a method's contract, which may have `data`, is checked by the runtime."""
     if c.data or c.ensures:
         fail("verify", "contract", "a program has no sizes that only its outputs show")
     seen: set[str] = set()
     for s in c.symbols:
         if s.name in seen:
-            fail("verify", f"symbol {s.name!r}", "stands twice")
+            fail("verify", f"symbol {s.name!r}", "is declared twice")
         _verify_source(c, s, seen)
         seen.add(s.name)
     for spec in (*c.inputs, *c.outputs):
         if spec.dtype in BLOCKS:
-            fail("verify", f"value {spec.name!r}", f"dtype {spec.dtype} stands only for a const or state")
+            fail("verify", f"value {spec.name!r}", f"dtype {spec.dtype} is only for a const or state")
         _verify_dims(spec.name, spec.dtype, spec.dims)
     for k in c.constraints:
         if k.cmp not in CMPS:
-            fail("verify", f"constraint {k.lhs} {k.cmp} {k.rhs}", f"{k.cmp!r} is no comparison")
+            fail("verify", f"constraint {k.lhs} {k.cmp} {k.rhs}", f"{k.cmp!r} is not a comparison")
 
 
 def _verify_source(c: Contract, s: Symbol, earlier: set[str]) -> None:
@@ -293,7 +293,7 @@ def _verify_dims(name: str, dtype: str, dims: tuple[Dim, ...]) -> None:
             fail("verify", f"value {name!r}", f"is an integer and takes one dim, its value, not {len(dims)}")
         return
     if dtype == "python" and dims:
-        fail("verify", f"value {name!r}", "is no tensor and takes no dims")
+        fail("verify", f"value {name!r}", "is not a tensor and takes no dims")
     total: int | None = BLOCKS[dtype][1] if dtype in BLOCKS else DTYPE_BYTES[dtype]
     for d in dims:
         lo, hi = d.bounds
@@ -316,10 +316,10 @@ def _verify_value(v: Value) -> None:
         fail("verify", f"value {v.name!r}", f"a {v.kind} has constant dims")
     if v.dtype in BLOCKS:
         if v.kind == "temp":
-            fail("verify", f"value {v.name!r}", f"dtype {v.dtype} stands only for a const or state")
+            fail("verify", f"value {v.name!r}", f"dtype {v.dtype} is only for a const or state")
         block = BLOCKS[v.dtype][0]
         if not v.dims or v.dims[-1].eval({}) % block:
-            fail("verify", f"value {v.name!r}", f"its rows are no whole blocks of {block}, as {v.dtype} needs")
+            fail("verify", f"value {v.name!r}", f"its rows are not a multiple of {block} elements, as {v.dtype} needs")
 
 
 def _verify_nodes(p: Program, nodes: Iterable[Node], defined: set[int], produced: set[int]) -> None:
@@ -329,7 +329,7 @@ def _verify_nodes(p: Program, nodes: Iterable[Node], defined: set[int], produced
             fail("verify", "node", "has no op")
         for i in n.ins:
             if i != NONE and i not in defined:
-                fact = f"operand {i} is not defined before it" if 0 <= i < total else f"operand {i} is no value"
+                fact = f"operand {i} is not defined before it" if 0 <= i < total else f"operand {i} is not a value"
                 fail("verify", f"node {n.op!r}", fact)
         for r in n.regions:
             inner = set(defined)
@@ -339,7 +339,7 @@ def _verify_nodes(p: Program, nodes: Iterable[Node], defined: set[int], produced
                     fail("verify", f"node {n.op!r}", f"region result {i} is not defined")
         for i in n.outs:
             if not len(p.contract.inputs) <= i < total or p.value(i).kind != "temp":
-                fail("verify", f"node {n.op!r}", f"makes value {i}, which is no temp")
+                fail("verify", f"node {n.op!r}", f"makes value {i}, which is not a temp")
             if i in produced:
                 fail("verify", f"node {n.op!r}", f"makes {p.value(i).name!r} a second time")
             produced.add(i)
@@ -360,7 +360,7 @@ def _verify_result(p: Program, r: int, out: Spec, defined: set[int]) -> None:
 
 
 def _verify_rows(contract: dict[str, Any], values: list[Any], results: list[int]) -> None:
-    """What Dims no longer show: the runtime compares rows of the table, and two rows can be one Dim."""
+    """Check rows of the dims table, which the runtime compares: two rows can be equal Dims."""
     specs = contract["inputs"] + values
     for v in values:
         if v["kind"] != "temp" and any(contract["dims"][d][0] != "const" for d in v["dims"]):
@@ -390,8 +390,8 @@ def _lines(p: Program) -> Iterator[str]:
     c = p.contract
     for s in c.symbols:
         src = s.source
-        place = f"{c.inputs[src.input].name}.{src.kind}({src.index})"
-        yield f"symbol {s.name}: {range_text(s.lo, s.hi)} from {place} = ({src.mul}) * {s.name} + ({src.add})"
+        read = f"{c.inputs[src.input].name}.{src.kind}({src.index})"
+        yield f"symbol {s.name}: {range_text(s.lo, s.hi)} from {read} = ({src.mul}) * {s.name} + ({src.add})"
     yield from (f"input {spec.name}: {_shape(spec.dtype, spec.dims)}" for spec in c.inputs)
     yield from (f"require {k}" + (f"  # {k.sentence}" if k.sentence else "") for k in c.constraints)
     for v in p.values:

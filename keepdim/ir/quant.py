@@ -1,4 +1,4 @@
-"""Quantised weights and states: rows of ggml's blocks, made and read by ggml itself."""
+"""Quantised weights and states: rows of ggml's blocks, converted by ggml."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from .. import _native
 from ..errors import fail
+from ..native import _native
 from ..shapes.contract import BLOCKS, DTYPE_OF, DTYPES, dtype_name
 
-HALVES = {name: dtype for dtype, name in DTYPES.items() if name in ("f16", "bf16")}
-STORED = (*BLOCKS, *HALVES)  # dtypes in which weights of f32 layers may lie
-BYTES = "q8_0"  # what a state holds whose buffer is u8: torch has no blocks, so that a row stands there as its bytes
+FLOAT16S = {name: dtype for dtype, name in DTYPES.items() if name in ("f16", "bf16")}
+STORED = (*BLOCKS, *FLOAT16S)  # dtypes in which weights of f32 layers may be stored
+BYTES = "q8_0"  # dtype of a state with a u8 buffer: torch has no block dtypes, so a row is stored as its bytes
 
 
 class Quantised(NamedTuple):
@@ -28,7 +28,7 @@ class Quantised(NamedTuple):
     raw: torch.Tensor  # u8 [rows, bytes of a row]
 
     def check(self, subject: str) -> Quantised:
-        """Itself, where its bytes are those of its dims."""
+        """Raise if the bytes do not match the dims; returns self."""
         if self.dtype not in STORED:
             fail("quantise", subject, f"dtype {self.dtype!r} is not one of {', '.join(STORED)}")
         block, size = BLOCKS.get(self.dtype, (1, 2))
@@ -39,7 +39,7 @@ class Quantised(NamedTuple):
             fail(
                 "quantise",
                 subject,
-                f"its rows in {list(self.dims)} are no whole blocks of {block}, as {self.dtype} needs",
+                f"its rows in {list(self.dims)} are not a multiple of {block} elements, as {self.dtype} needs",
             )
         expected = (rows, self.dims[-1] // block * size)
         if self.raw.dtype != torch.uint8 or tuple(self.raw.shape) != expected:
@@ -48,35 +48,37 @@ class Quantised(NamedTuple):
         return self
 
     def stored(self) -> torch.Tensor:
-        """What stands in a file: the bytes, or the halves as a tensor."""
-        return self.raw.view(HALVES[self.dtype]).reshape(self.dims) if self.dtype in HALVES else self.raw
+        """The tensor that is stored in a file: the bytes, or a tensor of 16-bit floats."""
+        return self.raw.view(FLOAT16S[self.dtype]).reshape(self.dims) if self.dtype in FLOAT16S else self.raw
 
 
 def fits(dims: tuple[int, ...], dtype: str) -> bool:
-    """Whether rows of these dims are whole blocks."""
+    """Whether the last dim is a multiple of the block size."""
     return bool(dims) and dims[-1] % BLOCKS.get(dtype, (1, 2))[0] == 0
 
 
 def quantise(tensor: torch.Tensor, dtype: str) -> Quantised:
-    """By ggml's own quantiser; the last dim is a row."""
+    """Quantise with ggml; the last dim is a row."""
     dims = tuple(tensor.shape)
     if dtype not in STORED:
         fail("quantise", f"dtype {dtype!r}", f"is not one of {', '.join(STORED)}")
     if not fits(dims, dtype):
         fail(
-            "quantise", f"tensor {list(dims)}", f"its rows are no whole blocks of {BLOCKS[dtype][0]}, as {dtype} needs"
+            "quantise",
+            f"tensor {list(dims)}",
+            f"its rows are not a multiple of {BLOCKS[dtype][0]} elements, as {dtype} needs",
         )
-    if dtype in HALVES:
-        rows = tensor.detach().to(HALVES[dtype]).contiguous().reshape(-1, dims[-1])
+    if dtype in FLOAT16S:
+        rows = tensor.detach().to(FLOAT16S[dtype]).contiguous().reshape(-1, dims[-1])
         return Quantised(dtype, dims, rows.view(torch.uint8))
     rows = tensor.detach().to(torch.float32).contiguous().reshape(-1, dims[-1])
     return Quantised(dtype, dims, torch.from_numpy(_native.quantise(rows.numpy(), dtype)))
 
 
 def dequantise(q: Quantised) -> torch.Tensor:
-    """As f32."""
+    """Convert to f32."""
     q.check("weight")
-    if q.dtype in HALVES:
+    if q.dtype in FLOAT16S:
         return q.stored().float()
     return torch.from_numpy(_native.dequantise(q.raw.contiguous().numpy(), q.dtype)).reshape(q.dims)
 
@@ -91,12 +93,12 @@ def new_state(dims: tuple[int, ...], dtype: str) -> torch.Tensor:
         return torch.zeros(dims, dtype=DTYPE_OF[dtype])
     block, size = BLOCKS[dtype]
     if not fits(dims, dtype):
-        fail("lower", f"state {list(dims)}", f"its rows are no whole blocks of {block}, as {dtype} needs")
+        fail("lower", f"state {list(dims)}", f"its rows are not a multiple of {block} elements, as {dtype} needs")
     return torch.zeros(*dims[:-1], dims[-1] // block * size, dtype=torch.uint8)
 
 
 def state_shape(buffer: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-    """The dtype and the dims of the state that a buffer stands for."""
+    """Dtype and dims of the state that a buffer holds."""
     dims = tuple(buffer.shape)
     block, size = BLOCKS[BYTES]
     if buffer.dtype != torch.uint8 or not dims or dims[-1] % size:

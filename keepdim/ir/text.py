@@ -1,4 +1,4 @@
-"""Text forms read back: of a Dim and of a Program, as `str` writes them."""
+"""Parsers of the text forms of a Dim and of a Program, as `str` writes them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .program import NONE, Attr, Node, Part, Pass, Program, Region, Value, verif
 
 
 def parse_program(text: str) -> Program:
-    """A Program from its text, verified."""
+    """Parse and verify a Program."""
     return verify(_Reader(text).program())
 
 
 def parse(text: str, symbols: Mapping[str, Dim]) -> Dim:
-    """Read the text form back.
+    """Parse the text form of a Dim.
 
     >>> s = Dim.symbol("s", 1, 8)
     >>> parse("max(2*s - 1, 4) + s % 3", {"s": s})
@@ -59,7 +59,7 @@ _BINARY: dict[type, Callable[[Dim, Dim], Dim]] = {
 
 
 class _Reader:
-    """A line at a time, top to bottom, as `str(program)` writes them."""
+    """A line-by-line parser of `str(program)`."""
 
     def __init__(self, text: str):
         self.lines = [line for line in text.splitlines() if line.strip()]
@@ -114,10 +114,10 @@ class _Reader:
             name, shape = self._match(r"input (\S+): (.*)", line)
             self.ids[name] = len(self.inputs)
             self.inputs.append(Spec(name, *self._shape(shape)))
-        for name, lo, hi, (place, kind, index, m, a) in raw_symbols:
-            if place not in self.ids:
-                fail("text", f"symbol {name!r}", f"is read from unknown input {place!r}")
-            source = Source(kind, self.ids[place], int(index), self._dim(m), self._dim(a))
+        for name, lo, hi, (input_name, kind, index, m, a) in raw_symbols:
+            if input_name not in self.ids:
+                fail("text", f"symbol {name!r}", f"is read from unknown input {input_name!r}")
+            source = Source(kind, self.ids[input_name], int(index), self._dim(m), self._dim(a))
             self.symbols.append(Symbol(name, lo, hi, source))
         constraints = []
         while (line := self._take("require ")) is not None:
@@ -188,7 +188,7 @@ class _Reader:
 
 
 def _split(text: str, sep: str) -> list[str]:
-    """Split at separators that stand in no bracket and no quotes."""
+    """Split at separators outside brackets and quotes."""
     parts, depth, quoted, escaped, part = [], 0, False, False, ""
     for ch in text:
         quoted ^= ch == '"' and not escaped

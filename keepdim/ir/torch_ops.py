@@ -1,7 +1,7 @@
-"""Ops of our own that stand in exported graphs where torch has none. What they do in torch is their reference.
+"""keepdim's custom torch ops, for exported graphs. Their torch implementation is their reference.
 
-An op that changes a buffer of the model makes that buffer the delegate's state: it begins as zeros, stays between
-calls, and is never copied.
+An op that mutates a buffer of the model makes that buffer the delegate's state: it is initialised to zeros, persists
+between calls, and is never copied.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def cached_attention(
     value: torch.Tensor,
     key_cache: torch.Tensor,  # [batch, kv heads, context, width], as `quant.new_state` makes it
     value_cache: torch.Tensor,
-    position: torch.Tensor,  # i64 [1]: how many rows of the caches are filled
+    position: torch.Tensor,  # i64 [1]: number of filled rows of the caches
     scale: float,
-    window: int = 0,  # how many rows a query sees, its own included; 0: all
+    window: int = 0,  # number of rows a query attends to, including its own; 0: all
 ) -> torch.Tensor:
-    """Put the new keys and values behind the filled rows, and let each query see the rows up to its own.
+    """Append the new keys and values to the caches; each query attends to the rows up to its own (causal).
 
     >>> import torch, keepdim.ir.torch_ops as ops
     >>> cache = torch.zeros(2, 1, 1, 8, 4)
@@ -66,7 +66,7 @@ def _cached_attention(
 
 
 def _stored(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Rows as a cache keeps them."""
+    """Rows as they are stored in a cache."""
     dtype, _ = state_shape(cache)
     return quantise(x, dtype).raw.reshape(*x.shape[:-1], -1) if dtype == BYTES else x
 

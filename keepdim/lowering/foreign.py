@@ -1,16 +1,14 @@
-"""Partitioners of others: watched, to name one that decides a size, and kept to a branch where that is theirs."""
+"""Partitioners of other backends: one that specialises a size is reported by name, and those named by implementations
+of a dispatch only see their branches."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
 from typing import Any
 
 import torch
-from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
-from executorch.exir.program import _program
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -23,45 +21,38 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ..compat.shape_env import OpenShapeEnv
+from ..compat.executorch import around_preprocess
+from ..compat.shape_env import recorded_decisions
 from ..errors import fail
-from ..fx.nodes import Mark, Symbols, graph_modules, mark_of
-from ..fx.propagate import settle
-from ..fx.symbols import to_constraints
+from ..fx.nodes import Mark, graph_modules, mark_of
+from ..fx.propagate import propagate_shapes
+from ..fx.symbols import Symbols, to_constraints, with_user_names
 from ..shapes.contract import Contract
 from ..shapes.dim import Dim
-from . import shared_weights as owned
+from . import shared_weights
 from .partitioner import TAG
 
 
 @contextlib.contextmanager
 def _watch(env: Any, symbols: dict[str, Dim], who: str) -> Iterator[None]:
-    """Let decisions about sizes be recorded for a while; one that the contract does not imply is an error of `who`."""
-    if env is None:
+    """Record decisions about sizes in this block; one that the contract does not imply is an error that names `who`."""
+    with recorded_decisions(env) as made:
         yield
-        return
-    guards, replaced, ranges = len(env.guards), dict(env.replacements), dict(env.var_to_range)
-    env.__class__ = ShapeEnv
-    try:
-        yield
-        new = [g.expr for g in env.guards[guards:]]
-        fixed = {s: e for s, e in env.replacements.items() if s not in replaced and str(s) in symbols}
-    finally:
-        env.__class__ = OpenShapeEnv
-        del env.guards[guards:]
-        for s in set(env.replacements) - set(replaced):
-            del env.replacements[s]
-        env.var_to_range.update(ranges)
+    fixed = {s: e for s, e in made.replaced.items() if str(s) in symbols}
     for s, e in fixed.items():
-        fail("lower", who, f"specialises {symbols[str(s)]} to {e}", "Its delegate would be right at that size only")
-    for e in new:
+        fail(
+            "lower",
+            who,
+            f"specialises {symbols[str(s)]} to {with_user_names(e, symbols)}",
+            "Its delegate would be right at that size only",
+        )
+    for e in (g.expr for g in made.guards):
         if {str(s) for s in e.free_symbols} <= symbols.keys() and to_constraints(e, symbols, who):
             fail(
                 "lower",
                 who,
-                f"decides {e}, which the contract leaves open",
+                f"decides {with_user_names(e, symbols)}, which the contract leaves open",
                 "Its delegate would be right on one side only",
             )
 
@@ -85,7 +76,7 @@ class Watched(Partitioner):
         return self._hook("ops_to_not_decompose", ep)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        settle(exported_program, self.contract, Symbols(self.symbols, self.env))
+        propagate_shapes(exported_program, self.contract, Symbols(self.symbols, self.env))
         result = self._hook("partition", exported_program)
         self.backends |= {spec.backend_id for spec in result.partition_tags.values()}
         return result
@@ -102,59 +93,19 @@ def watched_backends(partitioner: list[Partitioner]) -> Iterator[None]:
     def watch(backend: Any, program: ExportedProgram) -> contextlib.AbstractContextManager[None]:
         if backend.__module__.startswith(__package__ or "keepdim"):
             return contextlib.nullcontext()
-        owned.own(program)
+        shared_weights.make_constants(program)
         return _watch(foreign.env, foreign.symbols, f"{backend.__name__}.preprocess")
 
     with around_preprocess(watch):
         yield
 
 
-@contextlib.contextmanager
-def around_preprocess(
-    around: Callable[[Any, ExportedProgram], contextlib.AbstractContextManager[None]],
-) -> Iterator[None]:
-    """While it lasts, every backend's preprocess runs inside `around(backend, program)`."""
-    patched: list[tuple[Any, Any]] = []
-    for cls in BackendDetails.__subclasses__():
-        if "preprocess" not in vars(cls):
-            continue
-        patched.append((cls, vars(cls)["preprocess"]))
-
-        @wraps(cls.preprocess)
-        def preprocess(program: Any, specs: Any, cls: Any = cls, original: Any = cls.preprocess) -> Any:
-            with around(cls, program):
-                return original(program, specs)
-
-        cls.preprocess = staticmethod(preprocess)
-    try:
-        yield
-    finally:
-        for cls, original in patched:
-            cls.preprocess = original
-
-
 # ---------------------------------------------------------------- branches
-@contextlib.contextmanager
-def inner_branches() -> Iterator[None]:
-    """While it lasts, ops that are to stay whole do so in branches of branches too: ExecuTorch looks one level deep."""
-    outer = _program.get_control_flow_submodules
-
-    def all_of(gm: GraphModule) -> Any:
-        found = outer(gm)
-        return found + [inner for _, body, _ in found for inner in all_of(body)]
-
-    _program.get_control_flow_submodules = all_of
-    try:
-        yield
-    finally:
-        _program.get_control_flow_submodules = outer
-
-
 class BranchPartitioner(Partitioner):
-    """The partitioners that implementations name, each for the branches of its own, and nothing else.
+    """The partitioners that implementations name, each for the branches of its implementation only.
 
-    Partitioners look at a program's own graph. A branch is shown to them as a program. They are one here because
-    ExecuTorch takes a program apart for each, with what the others wanted whole.
+    Partitioners look at the top graph of a program, so each branch is passed to them as a program. They are one
+    partitioner here because ExecuTorch decomposes the program for each, including ops that the others want to keep.
     """
 
     def __init__(self, named: Mapping[Mark, Partitioner]):
@@ -162,15 +113,15 @@ class BranchPartitioner(Partitioner):
         self.named = named
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """What they would change outside their branches is not theirs to change."""
+        """Unchanged: they must not change anything outside their branches."""
         return exported_program
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
-        """Their own answers, for nodes of their branches that read one tensor beside weights: what they keep whole and
-        then do not take could not run."""
+        """Their answers, for nodes of their branches that read at most one tensor that is not a weight: an op that is
+        kept and then not taken could not run."""
         asked = {mark: p.ops_to_not_decompose(ep) for mark, p in self.named.items()}
-        owned.mark(ep, ep.state_dict)
-        weights = {n for gm in graph_modules(ep.graph_module) for n in owned.weights(gm)}
+        shared_weights.mark(ep, ep.state_dict)
+        weights = {n for gm in graph_modules(ep.graph_module) for n in shared_weights.weights(gm)}
 
         def kept(n: FxNode) -> bool:
             mark = mark_of(n)
@@ -196,7 +147,7 @@ class BranchPartitioner(Partitioner):
 
 
 def _as_program(gm: GraphModule, ep: ExportedProgram) -> tuple[ExportedProgram, dict[FxNode, FxNode]]:
-    """A copy of a branch as a program of its own, and the copy of each node."""
+    """A copy of a branch as a separate program, and the copy of each node."""
     copies: dict[FxNode, FxNode] = {}
     graph = Graph()
     graph.output(graph.graph_copy(gm.graph, copies))
@@ -215,5 +166,5 @@ def _as_program(gm: GraphModule, ep: ExportedProgram) -> tuple[ExportedProgram, 
         module_call_graph=ep.module_call_graph,
         verifiers=ep.verifiers,
     )
-    owned.own(alone)
+    shared_weights.make_constants(alone)
     return alone, copies

@@ -1,13 +1,12 @@
 """A delegate that computes nothing and checks the contract of its method, for methods of several delegates.
 
 A delegate checks what its own inputs show. Where a method's inputs go to different delegates, or into the body of a
-loop, nobody compares them with each other on a host that is not ours. Then a method begins with a call of the guard.
+loop, no delegate compares them with each other, and a host other than keepdim's runtime does not either. Such a method
+begins with a call of the guard.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from executorch.exir.delegate import executorch_call_delegate
@@ -16,21 +15,20 @@ from msgspec.structs import replace
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node as FxNode
-from torch.fx.node import _side_effectful_functions
 
 from ..fx.nodes import attribute, graph_modules
 from ..ir.program import Program, verify
 from ..passes import Lowered
 from ..shapes.contract import DTYPE_OF, Contract
-from . import single_delegate as whole
+from . import single_delegate
 from .partitioner import named_data
 
 NAME = "keepdim_guard"
 
 
 def add(program: ExportedProgram, contract: Contract) -> None:
-    """Let a lowered program begin with a guard, where it has delegates of ours and none of them checks all of the
-    contract, which is in the program's own symbols."""
+    """Put a guard at the start of a lowered program that has delegates of ours, if none of them checks the whole
+    contract; the contract is in the program's own symbols."""
     delegates = [d for gm in graph_modules(program.graph_module) for _, d in _calls(gm)]
     if not delegates or _covered(program, contract):
         return
@@ -40,7 +38,7 @@ def add(program: ExportedProgram, contract: Contract) -> None:
     inputs = tuple(contract.inputs[i] for i in kept)
     check = verify(Program(Contract(symbols, inputs, contract.constraints, ()), (), (), ()))
     made = LoweredBackendModule(
-        whole.exported(whole.StandIn(check.contract), check.contract),
+        single_delegate.export_for(single_delegate.OutputSizes(check.contract), check.contract),
         delegates[0].backend_id,
         check.to_json(),
         [],
@@ -54,18 +52,6 @@ def add(program: ExportedProgram, contract: Contract) -> None:
         call = gm.graph.call_function(executorch_call_delegate, (source, *(nodes[i] for i in kept)))
         call.meta["val"] = []
     gm.recompile()
-
-
-@contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """While it lasts, no pass removes a delegate's call because it has no results."""
-    new = executorch_call_delegate not in _side_effectful_functions
-    _side_effectful_functions.add(executorch_call_delegate)
-    try:
-        yield
-    finally:
-        if new:
-            _side_effectful_functions.discard(executorch_call_delegate)
 
 
 def _shows(contract: Contract, i: int) -> bool:
@@ -89,7 +75,7 @@ def _calls(gm: Any) -> list[tuple[FxNode, LoweredBackendModule]]:
 
 
 def _covered(program: ExportedProgram, contract: Contract) -> bool:
-    """Whether for each symbol, and for each constraint, one delegate that always runs has all that it is about."""
+    """Whether for each symbol and each constraint, one delegate that always runs has all inputs that it refers to."""
     nodes = _inputs(program)
     checks = [(set(n.args[1:]), Program.from_json(d.processed_bytes).contract) for n, d in _calls(program.graph_module)]
 

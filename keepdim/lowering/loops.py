@@ -1,8 +1,8 @@
-"""Loops that stay with ExecuTorch: which of torch's it runs, and what it emits for them, mended.
+"""Loops that stay with ExecuTorch: which of torch's loop ops it runs, and repairs of the instructions it emits.
 
 ExecuTorch keeps a loop's results at the size they are planned with: what is carried is copied without a resize, and
 what is stacked grows along its first dim alone. And it counts the steps from where the last call left off, which is not
-0 after a call that failed. `mend` puts this right in the emitted instructions.
+0 after a call that failed. `repair` corrects this in the emitted instructions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from executorch.exir.schema import Bool, EValue, Instruction, Int, JumpFalseCall
 from torch.fx import GraphModule
 
 from ..errors import fail
-from ..fx.nodes import Symbols
-from ..fx.symbols import to_dim
+from ..fx.symbols import Symbols, to_dim
 
 hops = torch.ops.higher_order
 
@@ -28,16 +27,16 @@ def refuse(graphs: Iterable[GraphModule], symbols: Symbols) -> None:
             remedy = (
                 "Use scan, over a tensor with a row for each step, and torch.where to keep a state that is finished"
             )
-            fail("lower", f"{n.target} {n.name!r}", "ExecuTorch's runtime has no such loop", remedy)
+            fail("lower", f"{n.target} {n.name!r}", "ExecuTorch's runtime does not have this loop", remedy)
         if n.target is hops.scan:
             steps = to_dim(n.args[2][0].meta["val"].shape[0], symbols)
             if steps.bounds[0] == 0:
-                fact = f"it may have no step ({steps} can be 0), and ExecuTorch's loop takes one at least"
+                fact = f"it may have no steps ({steps} can be 0), and ExecuTorch's loop runs at least one"
                 fail("lower", f"scan {n.name!r}", fact, "Give that size a min of 1")
 
 
-def mend(plan: Any) -> bool:
-    """Let every result of a loop in this plan take its size, and every loop start at 0; whether there was any."""
+def repair(plan: Any) -> bool:
+    """Let every result of a loop in this plan be resized, and every loop start at 0; returns whether there is one."""
     changed = False
     for chain in plan.chains:
         i = 0

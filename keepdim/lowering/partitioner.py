@@ -1,7 +1,8 @@
-"""What goes to the engine: a partitioner for ExecuTorch, and the delegate's ahead-of-time half.
+"""The partitioner for ExecuTorch's flow, and the backend whose `preprocess` makes a delegate's Program.
 
-The contract is read from the pristine program (before any decomposition), travels to `preprocess` in the compile
-spec, and is written back to the program after partitioning, because ExecuTorch rebuilds ranges from the ShapeEnv.
+The contract is what capture read, or in the stock flow is read from the pristine program before any decomposition. It
+travels to `preprocess` in the compile spec, and is written back to the program after partitioning, because ExecuTorch
+rebuilds ranges from the ShapeEnv.
 """
 
 from __future__ import annotations
@@ -24,18 +25,16 @@ from torch.fx import Node as FxNode
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from .. import _native
-from ..capture.contract_reader import item_symbols, read
+from ..capture.contract_reader import ProgramShapes, item_symbols, read_shapes
 from ..capture.rewrite import contiguous_layers
-from ..compat.shape_env import keep_open
+from ..compat.exported_program import set_ranges
+from ..compat.shape_env import opened
 from ..compat.tracing import LAYERS
 from ..errors import KeepdimError, fail
-from ..frontend import builder as frontend
-from ..frontend import ops
+from ..frontend import builder, lower_graph, ops, support
 from ..fx.nodes import (
     COND,
-    Symbols,
-    computing,
+    compute_ops,
     constants_of,
     getitem,
     graph_modules,
@@ -44,20 +43,23 @@ from ..fx.nodes import (
     shape_env_of,
     with_branches,
 )
-from ..fx.propagate import settle
-from ..fx.symbols import to_dim
-from ..passes import Lowered
-from ..shapes.contract import Constraint, Contract, Table
+from ..fx.propagate import propagate_shapes
+from ..fx.symbols import Symbols, to_dim
+from ..native import _native
+from ..passes import Lowered, check_precision
+from ..shapes.contract import Constraint, Contract, DimTable
 from ..shapes.dim import Dim, range_text
-from . import shared_weights as owned
+from . import shared_weights
 
 ALIGNMENT = 64  # of weights in the file, so that they can be used where they are mapped
 TAG = "delegation_tag"
-SYMBOLS = "symbols"  # the key of our compile spec
+# Keys of our compile specs.
+SYMBOLS = "symbols"
+PRECISION = "precision"  # of products, if it is not f32
 
 
 class KeepdimGgml(BackendDetails):
-    """The delegate's ahead-of-time half; its name is the backend's id in files."""
+    """The ahead-of-time part of the delegate; its name is the backend's id in files."""
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -75,18 +77,21 @@ class KeepdimMlx(BackendDetails):
 
 
 def _preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec], engine: str) -> PreprocessResult:
-    spec = next(s for s in compile_specs if s.key == SYMBOLS)
-    symbols, constraints = decode_symbols(spec.value)
-    owned.own(edge_program)
+    specs = {s.key: s.value for s in compile_specs}
+    known, constraints = decode_symbols(specs[SYMBOLS])
+    symbols = Symbols(known, _env_of(edge_program))
+    shared_weights.make_constants(edge_program)
     try:
-        lowered = frontend.lower_program(edge_program, symbols, engine, constraints=constraints)
+        lowered = lower_graph.lower_program(
+            edge_program, symbols, engine, constraints=constraints, precision=specs.get(PRECISION, b"f32").decode()
+        )
     except ops.Unsupported as e:
         fail("lower", "delegate", f"the partitioner took a node that cannot be lowered ({e})", cause=e)
     return PreprocessResult(lowered.program.to_json(), data_store_output=named_data(lowered))
 
 
 def named_data(lowered: Lowered) -> NamedDataStoreOutput:
-    """The weights as they stand in a file."""
+    """The weights as they are stored in a file."""
     store = NamedDataStore()
     for key, data in lowered.weights.items():
         store.add_named_data(key, data, alignment=ALIGNMENT)
@@ -102,15 +107,15 @@ class _SymbolEntry(msgspec.Struct):
 
 class _Known(msgspec.Struct):
     symbols: list[_SymbolEntry]
-    dims: list[Any]  # rows of a Table
+    dims: list[Any]  # rows of a DimTable
     constraints: list[tuple[int, str, int, str]]  # lhs, cmp, rhs, sentence
 
 
 def encode_symbols(symbols: Mapping[str, Dim], constraints: Sequence[Constraint] = ()) -> bytes:
-    """What `preprocess` has to know of the method, for the compile spec: torch's symbol names with the user's names
-    and true ranges, and the constraints over them."""
+    """What `preprocess` needs from the method, as a compile spec: torch's symbol names with the user's names and true
+    ranges, and the constraints over them."""
     entries = [_SymbolEntry(t, s.name, s.lo, s.hi) for t, d in symbols.items() if (s := d.sym) is not None]
-    table, names = Table(e.name for e in entries), {e.name for e in entries}
+    table, names = DimTable(e.name for e in entries), {e.name for e in entries}
     rows = [
         (table.id(c.lhs), c.cmp, table.id(c.rhs), c.sentence)
         for c in constraints
@@ -123,7 +128,7 @@ def decode_symbols(data: bytes) -> tuple[dict[str, Dim], list[Constraint]]:
     """What `encode_symbols` wrote."""
     known = msgspec.json.decode(data, type=_Known)
     symbols = {e.torch_name: Dim.symbol(e.name, e.lo, e.hi) for e in known.symbols}
-    dims = Table.read(known.dims, list(symbols.values()))
+    dims = DimTable.read(known.dims, list(symbols.values()))
     return symbols, [Constraint(dims[a], cmp, dims[b], why) for a, cmp, b, why in known.constraints]
 
 
@@ -133,11 +138,13 @@ class EnginePartitioner(Partitioner):
     engine: str
     backend: type[BackendDetails]
 
-    def __init__(self, names: dict[str, str] | None = None):
+    def __init__(self, names: dict[str, str] | None = None, precision: str = "f32"):
         super().__init__()
         self.load()
+        check_precision(precision)
+        self.precision = precision
         self.names = names or {}
-        self.constraints: Sequence[Constraint] | None = None  # the method's; None: those of the program itself
+        self._method: tuple[ProgramShapes, Sequence[Constraint]] | None = None  # of `with_shapes`
         self.contract: Contract | None = None
         self.symbols: dict[str, Dim] = {}
         self.items: dict[tuple[int, int, int], str] = {}
@@ -145,51 +152,51 @@ class EnginePartitioner(Partitioner):
         self.reasons: dict[str, str] = {}  # node name → why it stays with ExecuTorch
         self.delegated: Counter[str] = Counter()
         self.partitions = 0
-        self._whole: list[Any] | None = None
+        self._kept_ops: list[Any] | None = None
 
     @classmethod
     def load(cls) -> None:
-        """The engine's library, where it has one of its own; refused in a sentence where that is not there."""
+        """Load the engine's library, if it has a separate one; an error if it is not installed."""
         try:
             _native.load_engine(cls.engine)
         except _native.Error as e:
             raise KeepdimError(str(e)) from e
 
     @contextlib.contextmanager
-    def knowing(self, names: Mapping[str, str], constraints: Sequence[Constraint]) -> Iterator[None]:
-        """While it lasts, delegates are made with the method's names of symbols, and check its constraints."""
-        before = self.names, self.constraints
-        self.names, self.constraints = {**self.names, **names}, constraints
+    def with_shapes(self, shapes: ProgramShapes, constraints: Sequence[Constraint]) -> Iterator[None]:
+        """In this block, delegates use the shapes that capture read, and check the constraints of the method."""
+        before, self._method = self._method, (shapes, constraints)
         try:
             yield
         finally:
-            self.names, self.constraints = before
+            self._method = before
 
     # -- hooks of ExecuTorch, in the order they are called
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Read the contract while the program is pristine, and keep its sizes open from here on."""
+        """Read the contract before any pass changes the program; return a copy in which no size can be specialised."""
         self.ranges = dict(exported_program.range_constraints)
-        self.contract, self.symbols = read(exported_program, self.names)
+        shapes = read_shapes(exported_program, self.names) if self._method is None else self._method[0]
+        self.contract, self.symbols = shapes.contract, dict(shapes.symbols)
         self.items = item_symbols(exported_program)
-        self._whole = None
-        keep_open(shape_env_of(n.meta.get("val") for n in exported_program.graph.nodes))
-        for gm in graph_modules(exported_program.graph_module):
+        self._kept_ops = None
+        ep = opened(exported_program)
+        for gm in graph_modules(ep.graph_module):
             contiguous_layers(gm)
-        return exported_program
+        return ep
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
-        """Ops of which every use in this program is taken whole; decided once, before decomposition."""
-        if self._whole is None:
-            symbols = self._symbols_of(ep.graph_module)
+        """Ops that are not decomposed, because every use in it is taken; decided once, before decomposition."""
+        if self._kept_ops is None:
+            symbols = self._symbols_of(ep)
             nodes = [n for gm in graph_modules(ep.graph_module) for n in gm.graph.nodes if n.op == "call_function"]
-            uses = [(n, overload(n)) for n in nodes if ops.whole(overload(n))]
+            uses = [(n, overload(n)) for n in nodes if ops.needs_preserving(overload(n))]
             refused: dict[Any, str] = {}
             for n, target in uses:
-                if (why := frontend.reason(n, symbols, self.engine)) is not None:
+                if (why := support.reason(n, symbols, self.engine)) is not None:
                     refused.setdefault(target, why)
             _refuse_steps(uses, refused)
-            self._whole = [target for target in dict.fromkeys(t for _, t in uses) if target not in refused]
-        return self._whole, None
+            self._kept_ops = [target for target in dict.fromkeys(t for _, t in uses) if target not in refused]
+        return self._kept_ops, None
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tag what is taken; keep the reasons for the rest; write the contract's ranges back."""
@@ -198,12 +205,13 @@ class EnginePartitioner(Partitioner):
         for place, name in item_symbols(ep).items():  # ExecuTorch has traced it again, with other symbols of data
             if place in self.items:
                 self.symbols[name] = self.symbols[self.items[place]]
-        symbols = self._symbols_of(ep.graph_module)
-        settle(ep, self.contract, symbols)
+        symbols = self._symbols_of(ep)
+        propagate_shapes(ep, self.contract, symbols)
         refuse_wide_values(ep, symbols)
-        constraints = self.contract.constraints if self.constraints is None else self.constraints
+        constraints = self.contract.constraints if self._method is None else self._method[1]
         known = CompileSpec(SYMBOLS, encode_symbols(self.symbols, constraints))
-        spec = DelegationSpec(self.backend.__name__, [known])
+        rounded = [CompileSpec(PRECISION, self.precision.encode())] if self.precision != "f32" else []
+        spec = DelegationSpec(self.backend.__name__, [known, *rounded])
         tags: dict[str, DelegationSpec] = {}
         top = True
         for gm in _not_taken(ep.graph_module):
@@ -212,22 +220,25 @@ class EnginePartitioner(Partitioner):
                 tags[tag] = spec
                 for n in nodes:
                     n.meta[TAG] = tag
-                self.delegated.update(computing(nodes))
+                self.delegated.update(compute_ops(nodes))
             top = False
         self.partitions = len(tags)
         _tag_constants(ep)
-        restore_ranges(ep, self.ranges)
+        restore_ranges(ep, self.ranges, self._shape_env(ep))
         return PartitionResult(tagged_exported_program=ep, partition_tags=tags)
 
     # -- ours
-    def _symbols_of(self, gm: GraphModule) -> Symbols:
-        return Symbols(self.symbols, shape_env_of(n.meta.get("val") for n in gm.graph.nodes))
+    def _symbols_of(self, ep: ExportedProgram) -> Symbols:
+        return Symbols(self.symbols, self._shape_env(ep))
+
+    def _shape_env(self, ep: ExportedProgram) -> Any:
+        return _env_of(ep) if self._method is None else self._method[0].env
 
     def _propose(self, ep: ExportedProgram, gm: GraphModule, top: bool) -> Iterator[list[FxNode]]:
-        symbols = self._symbols_of(ep.graph_module)
+        symbols = self._symbols_of(ep)
         support = _Support(symbols, self.engine, self.reasons)
         proposals = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True).propose_partitions()
-        constants = constants_of(ep) if top else owned.weights(gm)
+        constants = constants_of(ep) if top else shared_weights.weights(gm)
         mutated = set(ep.graph_signature.buffers_to_mutate.values())
         names = ep.graph_signature.inputs_to_buffers
         constants = {n: t for n, t in constants.items() if names.get(n.name) not in mutated}
@@ -281,7 +292,7 @@ class _Support(OperatorSupportBase):
             source = node.args[0]
             return isinstance(source, FxNode) and self.is_node_supported(submodules, source)
         if node not in self.known:
-            why = _shared(node) or frontend.reason(node, self.symbols, self.engine)
+            why = _shared(node) or support.reason(node, self.symbols, self.engine)
             self.known[node] = why is None
             if why is not None and not is_size(node):
                 self.reasons[node.name] = why
@@ -289,38 +300,39 @@ class _Support(OperatorSupportBase):
 
 
 def _shared(node: FxNode) -> str | None:
-    """Why a choice is not ours to take: another partitioner has been in its branches."""
+    """Why a cond is not taken: another partitioner has been in its branches."""
     calls = any(n.target is executorch_call_delegate for n in with_branches([node]))
     return "another backend serves a branch" if node.target is COND and calls else None
 
 
 def _refuse_steps(uses: list[tuple[FxNode, Any]], refused: dict[Any, str]) -> None:
-    """A recurrent layer that is not taken whole is taken apart into its steps: how many has to be known."""
+    """Fail for a recurrent layer that is not taken and has a dynamic length: it is decomposed into its steps."""
     for n, target in uses:
         batch_first = n.args[-1]
         if target in LAYERS and target in refused:
             steps = n.args[0].meta["val"].shape[1 if batch_first else 0]
             if not isinstance(steps, int):
-                fact = f"its steps cannot be written out, since their number is no constant, and {refused[target]}"
+                fact = f"its steps cannot be written out, since their number is not a constant, and {refused[target]}"
                 fail("lower", f"{target} '{n.name}'", fact, "Fix its length, or change the layer")
 
 
 def _fault(nodes: list[FxNode], constants: dict[FxNode, torch.Tensor], symbols: Symbols) -> str | None:
-    """Why these nodes together are no Program: a size that none of their inputs shows."""
+    """Why these nodes together are not a Program: a size that none of their inputs shows."""
     inside = set(nodes)
     used = list(dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside))
     outputs = [n for n in nodes if any(u not in inside for u in n.users)]
     outputs = [n for n in outputs if not isinstance(n.meta.get("val"), (list, tuple))]
     here = {n: t for n, t in constants.items() if n in used}
     try:
-        program = frontend.build(nodes, [n for n in used if n not in here], outputs, here, symbols).program
+        built = builder.build(nodes, [n for n in used if n not in here], outputs, here, symbols)
+        program = lower_graph.optimised(built, None).program
     except (ops.Unsupported, KeepdimError) as e:
         return str(e)
     return None if program.nodes else "nothing to compute: a copy alone stays with ExecuTorch"
 
 
 def _not_taken(gm: GraphModule) -> Iterator[GraphModule]:
-    """The graph, then those bodies inside it that nobody has taken meanwhile, outermost first."""
+    """The graph, then the bodies inside it that are not delegated yet, outermost first."""
     yield gm
     for n in gm.graph.nodes:
         if n.op == "get_attr" and TAG not in n.meta and isinstance(body := getattr(gm, n.target, None), GraphModule):
@@ -342,7 +354,7 @@ def _made_by(n: FxNode, inside: set[FxNode]) -> bool:
 
 
 def refuse_wide_values(ep: ExportedProgram, symbols: Symbols) -> None:
-    """ExecuTorch carries an integer that is used as a value as int32: one that may not fit would wrap silently."""
+    """Fail for an integer used as a value that may not fit int32: ExecuTorch would wrap it silently."""
     for n in ep.graph.nodes:
         if n.target != torch.ops.aten.scalar_tensor.default or n.kwargs.get("dtype") != torch.int32:
             continue
@@ -364,12 +376,13 @@ def _tag_constants(ep: ExportedProgram) -> None:
             n.meta[TAG] = min(t for t in tags if t is not None)
 
 
-def restore_ranges(ep: ExportedProgram, ranges: dict[Any, Any]) -> None:
+def _env_of(ep: ExportedProgram) -> Any:
+    """The ShapeEnv of a program, searched for: ExecuTorch gives a backend, and a partitioner in its own flow, a program
+    and nothing else."""
+    return shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
+
+
+def restore_ranges(ep: ExportedProgram, ranges: dict[Any, Any], env: Any) -> None:
     """Give a program the ranges it was exported with, in itself and in its ShapeEnv (which later stages read)."""
-    env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
-    if env is None:
-        return
-    for sym, vr in ranges.items():
-        if sym in env.var_to_range:
-            env.var_to_range[sym] = vr
-    ep._range_constraints = dict(ranges)
+    if env is not None:
+        set_ranges(ep, ranges, env)

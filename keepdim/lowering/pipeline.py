@@ -1,7 +1,9 @@
 """From a captured program to a .pte that keeps its contract.
 
-Runs ExecuTorch's own flow on an open ShapeEnv, with every foreign hook watched: a partitioner or backend that
-specialises a size is named. Ranges are written back at the end, because ExecuTorch rebuilds them from the ShapeEnv.
+A program that the engine supports completely becomes one delegate directly (`lower_single`). Any other one goes
+through ExecuTorch's own flow (`lower_partitioned`) on an open ShapeEnv, with every foreign hook watched: a
+partitioner or backend that specialises a size is named. Ranges are written back at the end, because ExecuTorch
+rebuilds them from the ShapeEnv.
 """
 
 from __future__ import annotations
@@ -22,60 +24,64 @@ from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBac
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.lowered_backend_module import executorch_call_delegate
 from executorch.exir.passes import MemoryPlanningPass
-from executorch.exir.program._program import serialize_for_executorch
 from msgspec.structs import replace
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from .. import _native
 from ..artifact import pte
-from ..artifact.external_weights import Source
+from ..artifact.external_weights import MappedFile
 from ..artifact.outline import OUTLINE_METHOD
 from ..artifact.signature import CONTRACT_METHOD
-from ..capture.contract_reader import read
 from ..capture.export import INT32_MAX, Captured, needs_upper_bound
+from ..compat.executorch import (
+    as_kernels_write,
+    delegate_calls_kept,
+    inner_branches,
+    serialise_again,
+    set_constant_methods,
+)
 from ..compat.shape_env import open_sizes
-from ..errors import KeepdimError, fail, told
+from ..errors import KeepdimError, describe_exception, fail
 from ..files import atomic_path
-from ..frontend.ops import ROWS, Unsupported
-from ..fx.nodes import Mark, Symbols, computing, graph_modules, module_path, overload, shape_env_of
-from ..fx.symbols import to_dim
+from ..frontend.ops import RULES, Unsupported
+from ..fx.nodes import Mark, compute_ops, graph_modules, module_path, overload, shape_env_of
+from ..fx.symbols import Symbols, to_dim, with_user_names
 from ..ir.program import Program
 from ..ir.quant import Quantised
-from ..passes import nothing
-from ..shapes.contract import BLOCKS, Constraint, Contract
+from ..native import _native
+from ..passes import check_precision, none_mapped
+from ..shapes.contract import BLOCKS, Constraint
 from ..shapes.dim import Dim, decide, range_text
-from . import executorch_kernels as kernels
-from . import guard, loops
-from . import shared_weights as owned
-from . import single_delegate as whole
-from .foreign import BranchPartitioner, Watched, inner_branches, watched_backends
-from .outline import outline
+from . import executorch_kernels, guard, loops, shared_weights, single_delegate
+from .foreign import BranchPartitioner, Watched, watched_backends
+from .outline_builder import build_outline
 from .partitioner import EnginePartitioner, GgmlPartitioner, MLXPartitioner, restore_ranges
 
 log = logging.getLogger("keepdim")
-# ExecuTorch runs these on sizes, but its check of the Edge dialect lists neither them nor rows beyond Core ATen.
+# ExecuTorch runs these on sizes, but its check of the Edge dialect knows neither them nor our ops outside Core ATen.
 SIZE_FUNCTIONS = (torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite)
 ENGINES: dict[str, type[EnginePartitioner]] = {p.engine: p for p in (GgmlPartitioner, MLXPartitioner)}
 
 
 @dataclass
 class Report:
-    """What was delegated, what was not and why, and what capture had to say.
+    """What was delegated, what was not and why, and the notes of capture.
 
     `str(report)` is for people; the fields are for programs.
     """
 
     delegates: list[str] = field(default_factory=list)  # backend ids
     delegated: dict[str, int] = field(default_factory=dict)  # op → how many (keepdim's own partitioner)
-    remaining: dict[str, str] = field(default_factory=dict)  # node with ExecuTorch → why
-    modules: dict[str, str] = field(default_factory=dict)  # such a node → the module of the model it came from
+    remaining: dict[str, str] = field(default_factory=dict)  # node that ExecuTorch runs → why
+    modules: dict[str, str] = field(default_factory=dict)  # node that ExecuTorch runs → its module in the model
     notes: list[str] = field(default_factory=list)
+    split: str = ""  # why the model is not in one delegate, where no partitioner was given
 
     def __str__(self) -> str:
         count = Counter(self.delegates)
         lines = ["delegates: " + (", ".join(f"{n} x {b}" for b, n in count.items()) or "none")]
         lines += [f"  {n} x {op}" for op, n in sorted(self.delegated.items())]
+        lines += [f"not in one delegate: {self.split}"] if self.split else []
         lines += [f"with ExecuTorch: {node}: {why}" for node, why in self.remaining.items()]
         return "\n".join(lines + self.notes)
 
@@ -89,8 +95,9 @@ class Artifact:
     report: Report
 
 
-def _elsewhere(captured: Captured) -> dict[Mark, Partitioner]:
-    """Whom implementations name to lower them. A graph knows them by names alone, so one name has one answer."""
+def _named_partitioners(captured: Captured) -> dict[Mark, Partitioner]:
+    """The partitioners that implementations of dispatches name. Graphs know implementations by name only, so two
+    dispatches of one name must agree."""
     named: dict[Mark, Any] = {}
     for d in captured.dispatches:
         for i in d.implementations:
@@ -101,85 +108,108 @@ def _elsewhere(captured: Captured) -> dict[Mark, Partitioner]:
     return {mark: p for mark, p in named.items() if p is not None}
 
 
-def lower_method(captured: Captured, path: Path, engine: str, partitioner: Sequence[Partitioner] | None) -> Artifact:
-    """Lower, and write the sealed file to `path`: in one delegate where the engine takes all of it as it stands."""
+def lower_method(
+    captured: Captured, path: Path, engine: str, partitioner: Sequence[Partitioner] | None, precision: str = "f32"
+) -> Artifact:
+    """Lower, and write the sealed file to `path`: as one delegate if the engine supports the whole exported graph."""
     contract = captured.signature.contract
-    if (s := needs_upper_bound(contract)) is not None:
+    if (s := needs_upper_bound(contract)) is not None and s.source.kind == "item":
+        fail("lower", f"{contract.where(s)}, read by .item()", "has no upper bound, and a .pte plans memory for one",
+             "Bound it in the model: torch._check(n <= ...), where n is what .item() returns")  # fmt: skip
+    elif s is not None:
         fail("lower", f"dim {s.name!r} ({contract.where(s)})", "has no upper bound, and a .pte plans memory for one",
              f"Give it one: Dim({s.name!r}, min={s.lo}, max=...)")  # fmt: skip
-    elsewhere = _elsewhere(captured)
+    named = _named_partitioners(captured)
+    why_split = ""
     if partitioner is None:
-        if not elsewhere:
+        if named:
+            why_split = "; ".join(f"implementation {i!r} of dispatch {d!r} is for {type(p).__name__}"
+                                  for (d, i), p in named.items())  # fmt: skip
+        else:
             try:
-                return lower_whole(captured, path, engine)
+                return lower_single(captured, path, engine, precision=precision)
             except (Unsupported, KeepdimError) as e:
                 _refuse_own_ops(captured.program, e)
-                log.debug("not in one piece: %s", e)
-        partitioner = [engine_named(engine)(captured.names)]
-    partitioner = [*([BranchPartitioner(elsewhere)] if elsewhere else []), *partitioner]
-    ranges = dict(captured.program.range_constraints)
-    env = shape_env_of(n.meta.get("val") for n in captured.program.graph.nodes)
-    own, symbols = read(captured.program, captured.names)
-    _refuse_unbounded(captured.program, Symbols(symbols, env))
-    loops.refuse(graph_modules(captured.program.graph_module), Symbols(symbols, env))
-    watched = [p if isinstance(p, EnginePartitioner) else Watched(p, env, own, symbols) for p in partitioner]
-    constraints = _restated(captured, own)
-    with open_sizes(env), contextlib.ExitStack() as known:
+                log.info("not in one delegate: %s", e)
+                why_split = str(e)
+        partitioner = [engine_named(engine)(captured.names, precision)]
+    partitioner = [*([BranchPartitioner(named)] if named else []), *partitioner]
+    artifact = lower_partitioned(captured, path, partitioner)
+    artifact.report.split = why_split
+    return artifact
+
+
+def lower_partitioned(captured: Captured, path: Path, partitioner: Sequence[Partitioner]) -> Artifact:
+    """Through ExecuTorch's own flow, in as many delegates as the partitioners make."""
+    ranges, shapes = dict(captured.program.range_constraints), captured.shapes
+    symbols = shapes.all_symbols
+    _refuse_unbounded(captured.program, symbols)
+    loops.refuse(graph_modules(captured.program.graph_module), symbols)
+    watched = [
+        p if isinstance(p, EnginePartitioner) else Watched(p, shapes.env, shapes.contract, shapes.symbols)
+        for p in partitioner
+    ]
+    constraints = _program_constraints(captured)
+    with open_sizes(shapes.env), contextlib.ExitStack() as known:
         for p in partitioner:
             if isinstance(p, EnginePartitioner):
-                known.enter_context(p.knowing(captured.names, constraints))
-        edge = _to_edge(captured.program, watched)
+                known.enter_context(p.with_shapes(shapes, constraints))
+        edge = _to_edge(captured.program, watched, symbols)
         program = edge.exported_program()
-        owned.release(program)
+        shared_weights.drop_operands(program)
         signature = captured.signature._replace(mutated=_mutated(program))
-        restore_ranges(program, ranges)
-        kernels.refuse_faulty(graph_modules(program.graph_module))
-        kernels.refuse_missing(graph_modules(program.graph_module))
+        restore_ranges(program, ranges, shapes.env)
+        executorch_kernels.refuse_faulty(graph_modules(program.graph_module))
+        executorch_kernels.refuse_missing(graph_modules(program.graph_module))
         report = report_on(program, partitioner, captured.notes)
-        text = outline(program, Symbols(symbols, env), report.remaining).to_json()
-        guard.add(program, replace(own, constraints=tuple(constraints)))
+        text = build_outline(program, shapes.all_symbols, report.remaining).to_json()
+        guard.add(program, replace(shapes.contract, constraints=tuple(constraints)))
         _write(edge, path, {CONTRACT_METHOD: signature.to_json(), OUTLINE_METHOD: text})
     return Artifact(path, program, report)
 
 
-def lower_whole(
+def lower_single(
     captured: Captured,
     path: Path,
     engine: str,
     weights: Mapping[str, Quantised] | None = None,
     methods: Mapping[str, str] | None = None,
-    mapped: Source | None = None,
+    mapped: MappedFile | None = None,
+    precision: str = "f32",
 ) -> Artifact:
-    """The same by way of one Program; Unsupported where the engine does not take all nodes as they stand.
+    """Lower to one delegate, directly from the exported graph; Unsupported if the engine does not take all its nodes.
 
-    `weights` are quantised, by the names of their parameters. `methods` are further constant methods. Weights that lie
-    in the file `mapped` stay there.
+    `weights` are quantised, by the names of their parameters. `methods` are further constant methods. Weights stored in
+    the file `mapped` stay there. `precision` is that of the products of linear layers.
     """
     ep, signature = captured.program, captured.signature
-    stays = mapped.holds if mapped is not None else nothing
+    is_mapped = mapped.holds if mapped is not None else none_mapped
     backend = engine_named(engine).backend.__name__
-    own, symbols = read(ep, captured.names)
-    lowered = whole.take(ep, symbols, engine, weights, stays, _restated(captured, own))
+    lowered = single_delegate.to_program(
+        ep, captured.shapes.all_symbols, engine, weights, is_mapped, _program_constraints(captured), precision
+    )
     if mapped is not None:
         signature = signature._replace(mapped=(table := mapped.table(lowered.weights)))
         lowered = lowered._replace(weights={k: w for k, w in lowered.weights.items() if k not in table.spans})
-    program = whole.method_of(lowered, backend)
+    program = single_delegate.to_method(lowered, backend)
+    # A program of its own, exported for the call of the delegate: Captured does not have its ShapeEnv.
     with open_sizes(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
         edge = EdgeProgramManager(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
         _write(edge, path, {CONTRACT_METHOD: signature.to_json(), **(methods or {})})
-    counts = Counter(computing(ep.graph.nodes))
+    counts = Counter(compute_ops(ep.graph.nodes))
     for note in (widened := _widened(engine, lowered.program)):
         log.info(note)
     notes = [*captured.notes, *widened]
     return Artifact(path, ep, Report([backend], dict(counts), notes=notes))
 
 
-def _restated(captured: Captured, own: Contract) -> list[Constraint]:
-    """What the method requires, in the symbols of the program that is lowered.
+def _program_constraints(captured: Captured) -> list[Constraint]:
+    """The constraints of the method, over the symbols of the program that is lowered.
 
-    Integers travel as tensors there, and torch may have given other names: symbols are matched by where they are read.
+    Integers are passed as tensors there, and torch may have given other names: symbols are matched by where they are
+    read.
     """
-    signature = captured.signature
+    signature, own = captured.signature, captured.shapes.contract
     method, places = signature.contract, {(s.source.kind, s.source.input, s.source.index): s.dim for s in own.symbols}
     values: dict[str, Dim] = {}
     for s in method.symbols:
@@ -214,24 +244,30 @@ def _widened(engine: str, program: Program) -> list[str]:
 
 
 def _refuse_own_ops(program: ExportedProgram, why: Exception) -> None:
-    """Ops with a state of our own have no other way than one delegate."""
+    """Fail for keepdim's ops with state, which only work in a model that is one delegate."""
     for n in program.graph.nodes:
         if getattr(overload(n), "namespace", "") == "keepdim":
             fail("lower", str(n.target), f"needs the model in one delegate, which is not possible ({why})", cause=why)
 
 
 def engine_named(name: str) -> type[EnginePartitioner]:
-    """The partitioner of an engine, which is there."""
+    """The partitioner of an engine, with the engine's library loaded."""
     if not isinstance(name, str) or name not in ENGINES:
         fail("lower", f"engine {name!r}", f"is not known (there are: {', '.join(ENGINES)})", "Name one of these")
     ENGINES[name].load()
     return ENGINES[name]
 
 
+def check_options(engine: str, precision: str) -> None:
+    """Refuse options that no lowering takes, before a model is exported."""
+    engine_named(engine)
+    check_precision(precision)
+
+
 def _write(edge: Any, path: Path, methods: dict[str, str]) -> None:
-    """The sealed file of a program that is lowered."""
-    edge._config_methods = methods
-    with kernels.as_kernels_write(), guard.kept():
+    """Write the sealed file of a lowered program."""
+    set_constant_methods(edge, methods)
+    with as_kernels_write(), delegate_calls_kept():
         executorch = _to_executorch(edge)
     _check_emitted(executorch.executorch_program)
     with atomic_path(path, "lower") as part:
@@ -240,36 +276,37 @@ def _write(edge: Any, path: Path, methods: dict[str, str]) -> None:
         pte.seal(part)
 
 
-def _to_edge(program: ExportedProgram, partitioner: list[Partitioner]) -> Any:
+def _to_edge(program: ExportedProgram, partitioner: list[Partitioner], symbols: Symbols) -> Any:
     graphs = list(graph_modules(program.graph_module))
-    marking = [owned.Marking(p, program.state_dict) for p in partitioner[:1]]
-    with watched_backends(partitioner), inner_branches(), kernels.as_kernels_write():
+    marking = [shared_weights.MarkingPartitioner(p, program.state_dict) for p in partitioner[:1]]
+    with watched_backends(partitioner), inner_branches(), as_kernels_write():
         try:
             return to_edge_transform_and_lower(
                 program,
                 partitioner=[*marking, *partitioner[1:]],
                 compile_config=EdgeCompileConfig(
-                    _core_aten_ops_exception_list=[*SIZE_FUNCTIONS, *ROWS, *kernels.outside_core(graphs)]
+                    _core_aten_ops_exception_list=[*SIZE_FUNCTIONS, *RULES, *executorch_kernels.outside_core(graphs)]
                 ),
             )
         except KeepdimError:
             raise
         except Exception as e:  # ExecuTorch raises many kinds; the reader needs one
-            kernels.refuse_faulty(graphs)
-            kernels.of_no_kernel(e)
-            _of_data(e)
-            fail("lower", "ExecuTorch", f"cannot lower this program: {told(e)}", cause=e)
+            executorch_kernels.refuse_faulty(graphs)
+            executorch_kernels.refuse_missing_in_error(e)
+            _refuse_data_dependent(e, symbols)
+            fail("lower", "ExecuTorch", f"cannot lower this program: {describe_exception(e)}", cause=e)
 
 
-def _of_data(e: Exception) -> None:
-    """A pass that has to know something about a size that only data decides."""
+def _refuse_data_dependent(e: Exception, symbols: Symbols) -> None:
+    """Fail in our words where a pass of ExecuTorch asks for a fact about a data-dependent size."""
     if type(e).__name__ == "GuardOnDataDependentSymNode" and (found := re.search(r"expression (.*?) \(", str(e))):
         remedy = "Read a size with one .item() and bound that: torch._check(n >= 0), torch._check(n <= ...)"
-        fail("lower", found.group(1), "ExecuTorch's passes have to decide it, and only data does", remedy, e)
+        asked = with_user_names(found.group(1), symbols.known)
+        fail("lower", asked, "ExecuTorch's passes have to decide it, and only data does", remedy, e)
 
 
 def _refuse_unbounded(program: ExportedProgram, symbols: Symbols) -> None:
-    """A size that data decides needs an upper bound like any other."""
+    """Fail for a data-dependent size without an upper bound."""
     for n in (n for gm in graph_modules(program.graph_module) for n in gm.graph.nodes):
         for val in pytree.tree_leaves(n.meta.get("val")):
             for d in val.shape if isinstance(val, torch.Tensor) else ():
@@ -288,22 +325,20 @@ def _mutated(program: ExportedProgram) -> list[int]:
 
 def _to_executorch(edge: Any) -> Any:
     try:
-        # Inputs are read where the caller has them; planning them would cost a copy and their upper bound in memory.
+        # Inputs are read from the caller's memory; planning them would cost a copy, and memory for their upper bounds.
         config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
         manager = edge.to_executorch(config)
-        if any([loops.mend(plan) for plan in manager.executorch_program.execution_plan]):
-            manager._pte_data, manager._tensor_data = serialize_for_executorch(
-                manager._emitter_output, config, manager._data_serializer, manager._named_data
-            )
+        if any([loops.repair(plan) for plan in manager.executorch_program.execution_plan]):
+            serialise_again(manager, config)
         return manager
     except KeepdimError:
         raise
     except Exception as e:  # as above
-        fail("lower", "ExecuTorch", f"cannot emit this program: {told(e)}", cause=e)
+        fail("lower", "ExecuTorch", f"cannot emit this program: {describe_exception(e)}", cause=e)
 
 
 def _check_emitted(emitted: Any) -> None:
-    """Every result of a delegate has room for the sizes its Program gives: emitting traces the graph once more."""
+    """Check that every result of a delegate has memory for its Program's sizes: emitting traces the graph again."""
     for plan in emitted.execution_plan:
         for call in (i.instr_args for chain in plan.chains for i in chain.instructions):
             delegate = plan.delegates[call.delegate_index] if type(call).__name__ == "DelegateCall" else None
@@ -319,7 +354,7 @@ def _check_emitted(emitted: Any) -> None:
                 if tensor.shape_dynamism.name == "STATIC" or any(
                     n > m for n, m in zip(largest, tensor.sizes, strict=True)
                 ):
-                    fail("lower", f"delegate output {spec.name!r}", f"is {spec}, but ExecuTorch gave it {tensor.sizes}",
+                    fail("lower", f"delegate output {spec.name!r}", f"is {spec}, but ExecuTorch planned {tensor.sizes}",
                          "Its passes decided a size for the example: trace with another one")  # fmt: skip
 
 

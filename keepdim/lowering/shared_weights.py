@@ -2,8 +2,8 @@
 
 ExecuTorch gives a weight to a delegate that is its only user, and hands branches theirs as operands. Other delegates
 would get them as inputs of every call: nothing could be packed, and a backend that wants constants would leave the op.
-Here placeholders are marked with the weight that they stand for, `preprocess` makes it a constant, and at the end what
-nobody takes any more is dropped.
+Here placeholders are marked with the weight that they represent, `preprocess` makes it a constant, and operands that no
+delegate takes any more are dropped at the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from executorch.exir.lowered_backend_module import executorch_call_delegate
 from torch.export import ExportedProgram
@@ -21,13 +20,14 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from ..compat.exported_program import set_inputs
 from ..fx.nodes import COND, attribute, constants_of, graph_modules
 
 _MARK = "keepdim.weight"  # in node.meta of a placeholder
 
 
 class _Weight:
-    """A tensor by the name of its parameter. Graphs are copied often: it is not."""
+    """A tensor and the name of its parameter; not copied when a graph is."""
 
     def __init__(self, name: str, data: torch.Tensor):
         self.name, self.data = name, data
@@ -36,8 +36,8 @@ class _Weight:
         return self
 
 
-class Marking(Partitioner):
-    """A partitioner that, like those behind it, finds what `mark` leaves. Who uses it calls `release` at the end.
+class MarkingPartitioner(Partitioner):
+    """Marks weights before its inner partitioner runs. Its caller calls `drop_operands` after lowering.
 
     Partitioners are shown tensors without data, so it is given the data: parameters and buffers by their names.
     """
@@ -58,7 +58,7 @@ class Marking(Partitioner):
 
 
 def mark(ep: ExportedProgram, state: Mapping[str, torch.Tensor]) -> None:
-    """Say of each placeholder, those of branches too, which weight it stands for."""
+    """Record for each placeholder, those of branches included, which weight it represents."""
     signature = ep.graph_signature
     changed = set(signature.buffers_to_mutate.values())
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -83,7 +83,7 @@ def weights(gm: GraphModule) -> dict[FxNode, torch.Tensor]:
     return {n: n.meta[_MARK].data for n in _placeholders(gm) if _MARK in n.meta}
 
 
-def own(ep: ExportedProgram) -> None:
+def make_constants(ep: ExportedProgram) -> None:
     """Marked inputs become buffers of the program."""
     specs = {s.arg.name: s for s in ep.graph_signature.input_specs}
     inputs = _placeholders(ep.graph_module)
@@ -96,22 +96,17 @@ def own(ep: ExportedProgram) -> None:
     names = {n: f"{n.name}_{n.meta[_MARK].name.replace('.', '_')}" for n in mine}
     owned = [InputSpec(InputKind.BUFFER, TensorArgument(n.name), names[n], persistent=True) for n in mine]
     others = [specs[n.name] for n in inputs if n not in mine]
-    ep._graph_signature = ExportGraphSignature([*owned, *others], ep.graph_signature.output_specs)
-    ep._state_dict.update({names[n]: t for n, t in mine.items()})
-    for entry in ep._module_call_graph:
-        if entry.fqn == "" and entry.signature is not None:
-            given = tuple(s.arg.name for s in others if s.kind == InputKind.USER_INPUT)
-            entry.signature.in_spec = pytree.tree_flatten((given, {}))[1]
-    ep.graph_module.recompile()
+    signature = ExportGraphSignature([*owned, *others], ep.graph_signature.output_specs)
+    set_inputs(ep, signature, added={names[n]: t for n, t in mine.items()})
 
 
-def release(ep: ExportedProgram) -> None:
-    """Delegates no longer take the weights that they own, nor branches what none of them uses."""
+def drop_operands(ep: ExportedProgram) -> None:
+    """Remove the weights that are constants of delegates now from the operands of their calls and of branches."""
     for gm in graph_modules(ep.graph_module):
         marked = weights(gm)
         for n in gm.graph.find_nodes(op="call_function", target=executorch_call_delegate):
             if any(x in marked for x in n.args):
-                own(getattr(gm, n.args[0].target).original_module)
+                make_constants(getattr(gm, n.args[0].target).original_module)
                 n.args = tuple(x for x in n.args if x not in marked)
     for gm in reversed(list(graph_modules(ep.graph_module))):
         for n in gm.graph.find_nodes(op="call_function", target=COND):
@@ -127,7 +122,7 @@ def release(ep: ExportedProgram) -> None:
 
 
 def _drop_unused(ep: ExportedProgram) -> None:
-    """Weights that nothing at the top takes any more are not written twice."""
+    """Remove weights that nothing in the top graph uses any more, so that they are not written twice."""
     signature = ep.graph_signature
     keys = {s.arg.name: s.target for s in signature.input_specs}
     unused = {
@@ -136,11 +131,9 @@ def _drop_unused(ep: ExportedProgram) -> None:
     for n in list(_placeholders(ep.graph_module)):
         if n.name in unused:
             ep.graph.erase_node(n)
-            ep._state_dict.pop(keys[n.name], None)
-            ep._constants.pop(keys[n.name], None)
     kept = [s for s in signature.input_specs if s.arg.name not in unused]
-    ep._graph_signature = ExportGraphSignature(kept, signature.output_specs)
-    ep.graph_module.recompile()
+    dropped = [str(keys[name]) for name in unused]
+    set_inputs(ep, ExportGraphSignature(kept, signature.output_specs), dropped=dropped)
 
 
 def _branches(n: FxNode) -> list[GraphModule]:

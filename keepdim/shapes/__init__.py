@@ -1,6 +1,6 @@
-"""Sizes and what must hold of them.
+"""Sizes and constraints between them.
 
 Owns `Dim` (an integer expression over symbols, with bounds), `Contract` (symbols, inputs, constraints, outputs), the
-solver that finds where each symbol is read, and the JSON form of all of them. Takes plain numbers and JSON; gives Dims
-and Contracts. Never imports torch.export, sympy or any other room: `fx` translates from torch.
+solver that finds where each symbol is read, and the JSON form of all of them. Takes integers and JSON; returns Dims and
+Contracts. Never imports torch.export, sympy or another package of keepdim: `fx` translates from torch.
 """

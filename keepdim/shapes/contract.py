@@ -1,14 +1,14 @@
-"""The shape contract: what torch.export knows about sizes, read once and carried whole.
+"""The shape contract: what torch.export knows about sizes, read once and kept through all stages.
 
-A Contract is a list of symbols with ranges and sources, the inputs and outputs with Dim shapes, and the
-constraints that must hold between them. Sizes that data decides are symbols too: they are read from the outputs.
-`reading.py` reads a contract from an ExportedProgram. Solving a symbol from the sizes of inputs is `solve`; the check
-of a call is C++. In a file Dims are rows of one `Table`.
+A Contract has symbols with ranges and sources, inputs and outputs with Dims as shapes, and constraints between them.
+Data-dependent sizes are symbols too: they are read from the outputs. `capture/contract_reader.py` reads a contract from
+an ExportedProgram. `solve` finds the input size that each symbol is computed from; calls are checked in C++. In a file
+Dims are rows of one `DimTable`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Any
@@ -18,13 +18,13 @@ import torch
 
 from ..errors import KeepdimError, fail
 from .bounds import checked
-from .dim import CMPS, MAKE, Atom, Dim, Op, never_zero, range_text
+from .dim import CMPS, MAKE, Atom, Dim, Op, Sym, never_zero, range_text
 
 VERSION = 1
-MAX_RANK = 64  # of a tensor in a file; engines take fewer
-MAX_OPERANDS, MAX_TABLE = 256, 1_000_000  # of a dim of a file, and of all of them as they are written
+MAX_RANK = 64  # of a tensor in a file; engines support less
+MAX_OPERANDS, MAX_TABLE = 256, 1_000_000  # of one dim in a file, and of the whole table written out
 Dims = Annotated[tuple[Dim, ...], msgspec.Meta(max_length=MAX_RANK)]
-# Why a constraint stands in a contract.
+# Reasons of constraints.
 RELIED = "torch.export relied on it"
 REFUSED = "the model itself refuses it"
 ASSERTED = "it is asserted in the exported program (torch._check, or torch.export itself)"
@@ -49,7 +49,7 @@ DTYPE_BYTES = {
     "int": 0,
     "python": 0,
 }
-# ggml's quantised weights: elements and bytes of a block. A const or state has such a dtype, in rows of whole blocks.
+# ggml's block formats: elements and bytes of a block. Only consts and states have them; rows are whole blocks.
 BLOCKS = {
     "q8_0": (32, 34),
     "q4_0": (32, 18),
@@ -63,7 +63,7 @@ BLOCKS = {
 
 
 def dtype_name(dtype: torch.dtype, subject: str) -> str:
-    """Our name of a torch dtype, or a sentence."""
+    """keepdim's name of a torch dtype; an unknown one is an error."""
     if dtype not in DTYPES:
         fail("contract", subject, f"has dtype {dtype}, which keepdim does not carry")
     return DTYPES[dtype]
@@ -81,7 +81,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where a symbol is read: `place = mul * symbol + add`."""
+    """Where a symbol is read from: `input value = mul * symbol + add`."""
 
     # size: dim `index` of input `input`; int: that input itself; item: its flat element `index`. For `Contract.data`,
     # `input` counts the outputs.
@@ -93,7 +93,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Symbol(msgspec.Struct, frozen=True):
-    """A size that is not known before the call: its name, its range, where it is read."""
+    """A size that is known only at a call: its name, its range, and its source."""
 
     name: str
     lo: int | None
@@ -102,8 +102,34 @@ class Symbol(msgspec.Struct, frozen=True):
 
     @property
     def dim(self) -> Dim:
-        """It as an expression."""
+        """The symbol as a Dim."""
         return Dim.symbol(self.name, self.lo, self.hi)
+
+    @property
+    def source_dim(self) -> Dim:
+        """The size that its source shows, as a Dim: `mul * symbol + add`."""
+        return self.source.mul * self.dim + self.source.add
+
+    def solve(self, shown: Any, evaluate: Callable[[Dim], Any]) -> Any:
+        """The inverse: the symbol's value where its source shows `shown`. Numbers may be ints, torch's or jax's;
+        `evaluate` gives that of a Dim over the symbols before this one.
+
+        >>> s = Symbol("n", 1, 9, Source("size", 0, 0, Dim.const(2), Dim.const(1)))
+        >>> print(s.source_dim, s.solve(7, lambda d: d.eval({})))
+        2*n + 1 3
+        """
+        rest = shown - evaluate(self.source.add)
+        return rest if self.source.mul.value == 1 else rest // evaluate(self.source.mul)
+
+    @staticmethod
+    def solve_range(lo: int | None, hi: int | None, mul: int, add: int) -> tuple[int | None, int | None]:
+        """The same for a range: the integers for which `mul * symbol + add` is in lo..hi. None is an open end.
+
+        >>> Symbol.solve_range(4, 16, 3, 2), Symbol.solve_range(0, 7, -2, 8), Symbol.solve_range(None, 9, 2, 1)
+        ((1, 4), (1, 4), (None, 4))
+        """
+        first, last = (lo, hi) if mul > 0 else (hi, lo)
+        return None if first is None else -((add - first) // mul), None if last is None else (last - add) // mul
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -119,8 +145,8 @@ class Constraint(msgspec.Struct, frozen=True):
 
 
 class Contract(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Symbols, inputs, constraints, outputs; and of the sizes that data decides: their symbols, which the outputs
-    show, and what must hold of them after a run."""
+    """Symbols, inputs, constraints and outputs; `data` are symbols of data-dependent sizes, read from the outputs, and
+    `ensures` the constraints on them, checked after a run."""
 
     symbols: tuple[Symbol, ...]
     inputs: tuple[Spec, ...]
@@ -130,22 +156,21 @@ class Contract(msgspec.Struct, frozen=True, omit_defaults=True):
     ensures: tuple[Constraint, ...] = ()
 
     def where(self, symbol: Symbol) -> str:
-        """`input 0 'x' dim 1`: the place a symbol is read from."""
+        """`input 0 'x' dim 1`: where a symbol is read from."""
         src = symbol.source
         what, specs = ("output", self.outputs) if symbol in self.data else ("input", self.inputs)
-        place = {"size": f" dim {src.index}", "int": "", "item": f" element {src.index}"}[src.kind]
-        return f"{what} {src.input} {specs[src.input].name!r}{place}"
+        part = {"size": f" dim {src.index}", "int": "", "item": f" element {src.index}"}[src.kind]
+        return f"{what} {src.input} {specs[src.input].name!r}{part}"
 
     def bind(self, inputs: Sequence[Any]) -> dict[str, int]:
-        """The symbols' values in a call that is already checked, read from its inputs."""
+        """The symbols' values in a call, read from its inputs; the call is already checked."""
         out: dict[str, int] = {}
         for s in self.symbols:
             x, src = inputs[s.source.input], s.source
-            place = x.shape[src.index] if src.kind == "size" else x if src.kind == "int" else x.reshape(-1)[src.index]
-            whole = int(place) - src.add.eval(out)
-            if whole % src.mul.eval(out):
-                fail("bind", f"symbol {s.name!r}", f"{whole} is no multiple of {src.mul}")
-            out[s.name] = whole // src.mul.eval(out)
+            value = x.shape[src.index] if src.kind == "size" else x if src.kind == "int" else x.reshape(-1)[src.index]
+            out[s.name] = s.solve(int(value), lambda d: d.eval(out))
+            if s.source_dim.eval(out) != int(value):
+                fail("bind", f"symbol {s.name!r}", f"{int(value) - src.add.eval(out)} is not a multiple of {src.mul}")
         return out
 
     def __str__(self) -> str:
@@ -158,26 +183,26 @@ class Contract(msgspec.Struct, frozen=True, omit_defaults=True):
         return "\n".join(lines)
 
     def to_json(self) -> bytes:
-        """The contract as it stands in a file."""
+        """The JSON that is stored in a file."""
         return msgspec.json.encode({"version": VERSION, "contract": self.to_wire(self.table())})
 
     @staticmethod
     def from_json(data: bytes | str) -> Contract:
-        """Read what `to_json` writes."""
+        """Parse the JSON of `to_json`."""
         return Contract.from_wire(decode(data)["contract"])[0]
 
-    def table(self) -> Table:
+    def table(self) -> DimTable:
         """A Dim table that knows this contract's symbols."""
-        return Table(s.name for s in (*self.symbols, *self.data))
+        return DimTable(s.name for s in (*self.symbols, *self.data))
 
-    def to_wire(self, table: Table) -> dict[str, Any]:
-        """Plain lists and dicts, every Dim a row of the table; the table may get more rows before it is written."""
+    def to_wire(self, table: DimTable) -> dict[str, Any]:
+        """Builtins, with every Dim as an index into the table; rows may be added until the table is written."""
         body = msgspec.to_builtins(self, enc_hook=table.id)
         return {"dims": table.rows, **body}
 
     @staticmethod
     def from_wire(raw: Any) -> tuple[Contract, list[Dim]]:
-        """Back from plain data; also the Dim table, which a Program's values refer to."""
+        """From builtins; also returns the Dims of the table, which a Program's values refer to."""
         if not isinstance(raw, dict) or not isinstance(raw.get("symbols"), list):
             fail("verify", "contract", f"is not a contract ({type(raw).__name__})")
         rows = [*raw["symbols"], *raw.get("data", [])]
@@ -189,13 +214,12 @@ class Contract(msgspec.Struct, frozen=True, omit_defaults=True):
             symbols = [Dim.symbol(s.name, s.lo, s.hi) for s in known]
         except KeepdimError as e:
             fail("verify", "contract", str(e).partition("] ")[2], cause=e)
-        dims = Table.read(raw.get("dims"), symbols)
+        dims = DimTable.read(raw.get("dims"), symbols)
         return convert(raw, Contract, dims), dims
 
 
 def _form(s: Symbol) -> str:
-    form = s.source.mul * s.dim + s.source.add
-    return "" if form == s.dim else f", where {form} is the size"
+    return "" if s.source_dim == s.dim else f", where {s.source_dim} is the size"
 
 
 class _SymbolHead(msgspec.Struct):
@@ -205,7 +229,7 @@ class _SymbolHead(msgspec.Struct):
 
 
 def decode(data: bytes | str) -> dict[str, Any]:
-    """JSON of the right version, or a sentence."""
+    """Decode JSON; another version is an error."""
     try:
         raw = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
@@ -221,7 +245,7 @@ def decode(data: bytes | str) -> dict[str, Any]:
 
 
 def convert(raw: Any, kind: type, dims: Sequence[Dim]) -> Any:
-    """Typed structs from plain data; integers where a Dim is expected are rows of the table."""
+    """Typed structs from builtins; an integer in place of a Dim is an index into the table."""
 
     def dim(_: type, i: Any) -> Dim:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < len(dims):
@@ -235,8 +259,8 @@ def convert(raw: Any, kind: type, dims: Sequence[Dim]) -> Any:
 
 
 # ---------------------------------------------------------------- the table of Dims
-class Table:
-    """Dims as rows in topological order, each row once: how they stand in a file and in C++."""
+class DimTable:
+    """Dims as unique rows in topological order: their form in a file and in C++."""
 
     def __init__(self, symbols: Iterable[str] = ()):
         self.rows: list[list[Any]] = []
@@ -258,7 +282,7 @@ class Table:
         return self._row("sym", self._symbols[a.name])
 
     def id(self, dim: Dim) -> int:
-        """The row of this Dim; added with its operands where new."""
+        """The row of this Dim; it is added with its operands if new."""
         terms = []
         for factors, c in dim.terms:
             parts = [self._row("const", c)] if c != 1 or not factors else []
@@ -270,7 +294,7 @@ class Table:
 
     @staticmethod
     def read(rows: Any, symbols: Sequence[Dim]) -> list[Dim]:
-        """Rows back to Dims; every rule of the table is checked."""
+        """Dims from rows; every rule of the table is checked."""
         dims: list[Dim] = []
         if not isinstance(rows, list):
             fail("verify", "dims", f"are not a list ({type(rows).__name__})")
@@ -281,7 +305,7 @@ class Table:
                 total += dims[-1].size
                 if total > MAX_TABLE:
                     fail("verify", "dims", f"have more than {MAX_TABLE} parts as they are written")
-            except KeepdimError as e:  # of the arithmetic: here it is the file that is wrong
+            except KeepdimError as e:  # raised by the arithmetic: report it as an error of the file
                 if e.stage == "verify":
                     raise
                 fail("verify", f"dim {i}", str(e).partition("] ")[2], cause=e)
@@ -312,10 +336,10 @@ def _read_row(i: int, row: Any, dims: Sequence[Dim], symbols: Sequence[Dim]) -> 
     fail("verify", f"dim {i}", f"is not a dim ({row!r:.80})")
 
 
-# ---------------------------------------------------------------- solving symbols from places
+# ---------------------------------------------------------------- solving symbols from input sizes
 @dataclass(frozen=True)
-class Place:
-    """One number of a call and the Dim it has to equal."""
+class DimSource:
+    """An input value of a call and the Dim that it equals: a candidate source of symbols."""
 
     kind: str  # as in Source
     input: int
@@ -323,49 +347,49 @@ class Place:
     dim: Dim
 
 
-def solve(places: Sequence[Place], known: Collection[str] = ()) -> tuple[list[Symbol], list[Place]]:
-    """Find for each symbol the place it is read from, and the places that no known symbol explains.
+def solve(sources: Sequence[DimSource], known: Collection[str] = ()) -> tuple[list[Symbol], list[DimSource]]:
+    """Find the source of each symbol, and the candidates whose symbols remain unknown.
 
     Bare symbols come first; then sizes linear in one unknown symbol, until nothing more is found.
 
     >>> s, t = Dim.symbol("s", 1, 8), Dim.symbol("t", 1, 4)
-    >>> found, rest = solve([Place("size", 0, 0, s * t), Place("size", 1, 0, 2 * t + 1)])
+    >>> found, rest = solve([DimSource("size", 0, 0, s * t), DimSource("size", 1, 0, 2 * t + 1)])
     >>> [(x.name, str(x.source.mul), str(x.source.add)) for x in found], rest
     ([('t', '2', '1'), ('s', 't', '0')], [])
     """
     found: dict[str, Symbol] = {}
-    for p in sorted((p for p in places if p.dim.sym is not None), key=lambda p: p.kind == "item"):
+    for p in sorted((p for p in sources if p.dim.sym is not None), key=lambda p: p.kind == "item"):
         if (sym := p.dim.sym) is not None and sym.name not in found and sym.name not in known:
             source = Source(p.kind, p.input, p.index, Dim.const(1), Dim.const(0))
             found[sym.name] = Symbol(sym.name, sym.lo, sym.hi, source)
-    open_places = sorted((p for p in places if p.dim.sym is None), key=lambda p: p.kind == "item")
+    unsolved = sorted((p for p in sources if p.dim.sym is None), key=lambda p: p.kind == "item")
     progress = True
     while progress:
         progress = False
-        for p in list(open_places):
+        for p in list(unsolved):
             unknown = p.dim.symbols() - found.keys() - set(known)
             if len(unknown) > 1:
                 continue
-            open_places.remove(p)
+            unsolved.remove(p)
             progress = True
             if not unknown:
                 continue
             name = unknown.pop()
             form = p.dim.linear_in(name)
             if form is None or not never_zero(form[0]):
-                open_places.append(p)
+                unsolved.append(p)
                 progress = False
                 continue
             sym = _symbol_of(p.dim, name)
             found[name] = Symbol(name, sym.lo, sym.hi, Source(p.kind, p.input, p.index, *form))
             progress = True
             break
-    return list(found.values()), [p for p in open_places if p.dim.symbols() - found.keys() - set(known)]
+    return list(found.values()), [p for p in unsolved if p.dim.symbols() - found.keys() - set(known)]
 
 
-def _symbol_of(dim: Dim, name: str) -> Any:
+def _symbol_of(dim: Dim, name: str) -> Sym:
     for factors, _ in dim.terms:
         for atom in factors:
-            if getattr(atom, "name", None) == name:
+            if isinstance(atom, Sym) and atom.name == name:
                 return atom
     raise KeyError(name)

@@ -2,7 +2,7 @@
 
 A `Dim` is a sum of terms; a term is a coefficient times a product of atoms; an atom is a symbol or one of
 floordiv, mod, max, min over Dims. Sums and products are expanded and sorted, so equal polynomials are equal
-objects. Arithmetic is checked int64, as in `runtime/dims.cpp`, which evaluates the same ones.
+objects. Arithmetic is checked int64, as in `runtime/core/dims.cpp`, which evaluates the same ones.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..errors import KeepdimError, fail
 from . import bounds
 from .bounds import Bounds, checked
 
-MAX_SIZE, MAX_DEPTH = 2000, 60  # parts of an expression as it is written, and operations inside each other
+MAX_SIZE, MAX_DEPTH = 2000, 60  # parts of an expression written out, and nesting depth of operations
 
 
 @dataclass(frozen=True)
 class Sym:
-    """A named integer with a range. Two symbols of one name are the same symbol."""
+    """A named integer with a range. Symbols of equal name are the same symbol."""
 
     name: str
     lo: int | None = field(compare=False)
@@ -38,14 +38,14 @@ class Sym:
 
 @dataclass(frozen=True)
 class Op:
-    """An operation that sums and products cannot express."""
+    """An operation other than sums and products."""
 
     kind: str  # floordiv, mod, max, min
     args: tuple[Dim, ...]
 
     @property
     def bounds(self) -> Bounds:
-        """What it can be, by what its operands can be."""
+        """Its bounds, from those of its operands."""
         return BOUNDS[self.kind](*(a.bounds for a in self.args))
 
     def __str__(self) -> str:
@@ -76,8 +76,8 @@ class Dim:
     __slots__ = ("_hash", "bounds", "depth", "size", "terms")
     terms: tuple[tuple[Factors, int], ...]
     bounds: Bounds
-    size: int  # symbols and numbers of it as it is written
-    depth: int  # operations inside each other
+    size: int  # number of symbols and constants, written out
+    depth: int  # nesting depth of operations
 
     def __init__(self, terms: Mapping[Factors, int]):
         ops = [a for f in terms for a in f if isinstance(a, Op)]
@@ -87,18 +87,18 @@ class Dim:
         kept = [(f, checked(c, "a coefficient")) for f, c in terms.items() if c != 0]
         kept.sort(key=lambda t: (-len(t[0]), [str(a) for a in t[0]]))
         self.terms = tuple(kept)
-        self._hash = hash(self.terms if self.value is None else self.value)  # equal to its number
+        self._hash = hash(self.terms if self.value is None else self.value)  # equal to its int
         self.bounds = reduce(bounds.add, (_term_bounds(f, c) for f, c in kept), bounds.ZERO)
 
     # -- making
     @staticmethod
     def const(value: int) -> Dim:
-        """A number."""
+        """A constant."""
         return Dim({(): value})
 
     @staticmethod
     def symbol(name: str, lo: int | None, hi: int | None) -> Dim:
-        """A named integer from lo to hi, both inside; None is no bound."""
+        """A named integer in lo..hi, inclusive; None is unbounded."""
         if not name.isidentifier():
             fail("dims", f"symbol {name!r}", "is not an identifier")
         if lo is not None and hi is not None and lo > hi:
@@ -107,20 +107,20 @@ class Dim:
 
     @staticmethod
     def of(value: Dim | int) -> Dim:
-        """A number as a Dim; a Dim as it is."""
+        """An int as a constant; a Dim unchanged."""
         return value if isinstance(value, Dim) else Dim.const(value)
 
     # -- reading
     @property
     def value(self) -> int | None:
-        """The number, if this is a constant."""
+        """The value, if this is a constant."""
         if not self.terms:
             return 0
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
 
     @property
     def sym(self) -> Sym | None:
-        """The symbol, if this is one and nothing else."""
+        """The symbol, if this is a bare symbol."""
         if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
             atom = self.terms[0][0][0]
             return atom if isinstance(atom, Sym) else None
@@ -163,7 +163,7 @@ class Dim:
         return sum((reduce(lambda x, a: x * atom(a), f, Dim.const(c)) for f, c in self.terms), Dim.const(0))
 
     def eval(self, values: Mapping[str, int]) -> int:
-        """The number for these symbols, in checked int64."""
+        """The value for these symbols, in checked int64."""
 
         def atom(a: Atom) -> int:
             if isinstance(a, Sym):
@@ -179,7 +179,7 @@ class Dim:
         return total
 
     def over(self, symbols: Mapping[str, Any], functions: Mapping[str, Callable[[Any, Any], Any]]) -> Any:
-        """The expression over other integers, symbolic ones too; `functions` are their floordiv, mod, max and min.
+        """Evaluate over other integer types, such as jax dims; `functions` are their floordiv, mod, max and min.
 
         >>> s = Dim.symbol("s", 1, 8)
         >>> dmax(2 * s + 1, 4).over({"s": 3}, {"max": max})
@@ -273,7 +273,7 @@ class Dim:
 
 
 def _check_size(size: int, depth: int = 0) -> None:
-    """Sums and products are written out, so a few lines of a file can ask for more than memory holds."""
+    """Limit the size: sums and products are expanded, so a small file could otherwise exhaust memory."""
     if size > MAX_SIZE or depth > MAX_DEPTH:
         fail("dims", "expression", f"has {size} parts, {depth} deep, more than {MAX_SIZE} or {MAX_DEPTH}",
              "Give the sizes of the model fewer names that depend on each other")  # fmt: skip
@@ -297,7 +297,7 @@ def _factor(atom: Atom) -> str:
 
 # ---------------------------------------------------------------- the four operations
 def never_zero(d: Dim) -> bool:
-    """Whether its bounds leave zero out; the same test as the runtime's."""
+    """Whether its bounds exclude zero; the same test as the runtime's."""
     lo, hi = d.bounds
     return (lo is not None and lo > 0) or (hi is not None and hi < 0)
 
@@ -309,7 +309,7 @@ def _nonzero(b: Dim) -> None:
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """a // b as in Python, simplified where it is exact or decided by bounds."""
+    """a // b as in Python, simplified if it is exact or decided by bounds."""
     _nonzero(b)
     d = b.value
     if d is not None:
@@ -330,7 +330,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
 
 
 def _exact(a: Dim, b: Dim) -> Dim | None:
-    """a / b when b is one term that divides every term of a."""
+    """a / b if b is one term that divides every term of a."""
     if len(b.terms) != 1:
         return None
     (bf, bc) = b.terms[0]
@@ -365,7 +365,7 @@ def mod(a: Dim, b: Dim) -> Dim:
 
 
 def _covers(k: Dim, cmp: str, d: Dim) -> bool:
-    """Whether k makes d needless. A number goes only where the bounds of k say as much: max(x, 1) is a divisor."""
+    """Whether k makes d redundant. A constant is dropped only if k's bounds imply it: max(x, 1) may be a divisor."""
     if d.value is None:
         return decide(k, cmp, d) is True
     lo, hi = k.bounds
@@ -387,7 +387,7 @@ def _extreme(kind: str, args: Sequence[Dim | int]) -> Dim:
 
 
 def dmax(*args: Dim | int) -> Dim:
-    """The largest.
+    """The maximum.
 
     >>> s = Dim.symbol("s", 1, 8)
     >>> dmax(s, 1), dmax(s, 9), dmax(s, 4)
@@ -397,7 +397,7 @@ def dmax(*args: Dim | int) -> Dim:
 
 
 def dmin(*args: Dim | int) -> Dim:
-    """The smallest."""
+    """The minimum."""
     return _extreme("min", args)
 
 
@@ -430,7 +430,7 @@ CMPS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def decide(lhs: Dim | int, cmp: str, rhs: Dim | int) -> bool | None:
-    """True or False where the bounds of the difference prove it for every value, None where they do not.
+    """True or False if the bounds of the difference prove it for every value, else None.
 
     >>> s = Dim.symbol("s", 2, 8)
     >>> decide(s, "ge", 2), decide(s, "eq", 9), decide(s, "lt", 5)
@@ -447,12 +447,12 @@ def decide(lhs: Dim | int, cmp: str, rhs: Dim | int) -> bool | None:
         if cmp == "lt":
             return True if less else False if _negative(-d - 1) else None
         return True if _negative(d - 1) else False if more else None
-    except KeepdimError:  # a bound of the difference overflows: then nothing is proven
+    except KeepdimError:  # a bound of the difference overflows: undecided
         return None
 
 
 def _negative(d: Dim, depth: int = 4) -> bool:
-    """Whether d < 0 is proven for every value: by its bounds, or by those of what bounds it from above."""
+    """Whether d < 0 for every value: by its bounds, or by those of an upper bound of d."""
     hi = d.bounds[1]
     if hi is not None and hi < 0:
         return True
@@ -470,7 +470,7 @@ def _negative(d: Dim, depth: int = 4) -> bool:
 
 
 def proven(lhs: Dim | int, cmp: str, rhs: Dim | int) -> bool:
-    """`decide`, but an undecidable comparison is an error: it never guesses."""
+    """`decide`, but an undecidable comparison is an error."""
     answer = decide(lhs, cmp, rhs)
     if answer is None:
         fail(

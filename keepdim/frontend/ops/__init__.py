@@ -1,8 +1,18 @@
-"""Every op keepdim lowers, a file a family; `table` has what their rows are made of."""
+"""Lowering rules of all supported ops, one file per family; `table` has the registry and shared helpers."""
 
 from ...ir.program import Shape
-from . import attention, elementwise, index, product, recurrent, reduce, sample, shape, window  # noqa: F401
-from .shape import dim_order_rows
-from .table import ROWS, Args, Row, Sink, Unsupported, op, whole
+from . import attention, conv_pool, elementwise, gather_scatter, matmul, recurrent, reduce, sample, shape  # noqa: F401
+from .shape import register_dim_order_rules
+from .table import RULES, Args, Rule, Sink, Unsupported, needs_preserving, op
 
-__all__ = ["ROWS", "Args", "Row", "Shape", "Sink", "Unsupported", "dim_order_rows", "op", "whole"]
+__all__ = [
+    "RULES",
+    "Args",
+    "Rule",
+    "Shape",
+    "Sink",
+    "Unsupported",
+    "needs_preserving",
+    "op",
+    "register_dim_order_rules",
+]

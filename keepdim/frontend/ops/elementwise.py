@@ -11,13 +11,13 @@ from ...shapes.contract import DTYPE_OF
 from ...shapes.dim import Dim
 from .table import Args, Lower, Sink, Unsupported, aten, broadcast, cast, op, promote
 
-TRUTH = "bool"
-# Beside a half torch rounds the number of these to that dtype first; of products and quotients it does not.
+BOOL = "bool"
+# With a 16-bit float tensor torch first rounds the number operand of these ops to that dtype (not for mul and div).
 ROUNDED = ("add", "sub", "remainder", "fmod", "pow", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def operand(a: Args, name: str) -> int | Dim | float:
-    """A value id (an int) where the argument is a tensor, its number otherwise."""
+    """A value id (an int) if the argument is a tensor, else its number."""
     v: Any = a.tensor(name) if name in a.tensor_names and not _is_number(a, name) else a.number(name)
     return v
 
@@ -36,7 +36,7 @@ def full(b: Sink, value: Dim | float, dtype: str) -> int:
 
 
 def rounded(x: Dim | float, dtype: str) -> Dim | float:
-    """A number as a half has it."""
+    """A number rounded to a 16-bit float dtype."""
     known = x.value if isinstance(x, Dim) else x
     if dtype not in ("f16", "bf16") or known is None:
         return x
@@ -45,7 +45,7 @@ def rounded(x: Dim | float, dtype: str) -> Dim | float:
 
 
 def binary(first: str = "self", second: str = "other") -> Lower:
-    """Operands in the result's dtype."""
+    """A binary op with operands in the result's dtype."""
 
     def lower(b: Sink, name: str, a: Args, out: Shape) -> int:
         x, y = operand(a, first), operand(a, second)
@@ -66,7 +66,7 @@ def pair(b: Sink, name: str, x: int | Dim | float, y: int | Dim | float, out: Sh
     if isinstance(y, int):
         return b.emit(name, [first, broadcast(b, y, shape)], out)
     if isinstance(y, float) and dtype[0] != "f" and dtype != "bf16":
-        raise Unsupported(f"the number {y} is no {dtype}")
+        raise Unsupported(f"the number {y} is not a {dtype}")
     return b.emit(name, [first], out, other=rounded(y, dtype) if name in ROUNDED else y)
 
 
@@ -85,8 +85,8 @@ def _rounded(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _logical(b: Sink, name: str, a: Args, out: Shape) -> int:
-    x, y = (cast(b, a.tensor(n), TRUTH) for n in ("self", "other"))
-    return pair(b, name, x, y, out, TRUTH)
+    x, y = (cast(b, a.tensor(n), BOOL) for n in ("self", "other"))
+    return pair(b, name, x, y, out, BOOL)
 
 
 def _is_zero(b: Sink, name: str, a: Args, out: Shape) -> int:
@@ -94,7 +94,7 @@ def _is_zero(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _bitwise_not(b: Sink, name: str, a: Args, out: Shape) -> int:
-    if out.dtype == TRUTH:
+    if out.dtype == BOOL:
         return _is_zero(b, name, a, out)
     return b.emit("bitwise_xor", [a.tensor("self")], out, other=Dim.const(-1 if out.dtype != "u8" else 255))
 
@@ -123,13 +123,13 @@ def _unary(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _round(b: Sink, name: str, a: Args, out: Shape) -> int:
-    """Integers are round already."""
+    """A no-op for integers."""
     x = a.tensor("self")
     return b.emit(name, [x], out) if out.dtype in ("f16", "bf16", "f32", "f64") else x
 
 
 def _numbers(*names: str) -> Lower:
-    """One operand, and numbers that are attributes."""
+    """One operand, and number arguments as attributes."""
 
     def lower(b: Sink, name: str, a: Args, out: Shape) -> int:
         attrs: dict[str, Any] = {n: a.number(n) for n in names}
@@ -164,12 +164,12 @@ def _clamp_tensors(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _where(b: Sink, name: str, a: Args, out: Shape) -> int:
-    condition = broadcast(b, a.tensor("condition"), Shape(TRUTH, out.dims))
+    condition = broadcast(b, a.tensor("condition"), Shape(BOOL, out.dims))
     return b.emit(name, [condition, *(broadcast(b, a.tensor(n), out) for n in ("self", "other"))], out)
 
 
 def _masked_fill(b: Sink, name: str, a: Args, out: Shape) -> int:
-    mask = broadcast(b, a.tensor("mask"), Shape(TRUTH, out.dims))
+    mask = broadcast(b, a.tensor("mask"), Shape(BOOL, out.dims))
     value = operand(a, "value")
     filler = broadcast(b, value, out) if isinstance(value, int) else full(b, value, out.dtype)
     return b.emit(name, [mask, filler, broadcast(b, a.tensor("self"), out)], out)

@@ -1,4 +1,4 @@
-"""Recurrent layers: the input's share of the gates as one product, then a node a layer and direction."""
+"""Recurrent layers: the input projection of the gates as one product, then one scan node per layer and direction."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def _select(b: Sink, value: int, index: Dim) -> int:
     return b.emit("select", [value], Shape(dtype, dims[1:]), dim=Dim.const(0), index=index)
 
 
-def _turned(b: Sink, value: int) -> int:
-    """[batch, step, ..] as [step, batch, ..], and back."""
+def _swap_batch_and_steps(b: Sink, value: int) -> int:
+    """Swap the first two dims: [batch, step, ..] ↔ [step, batch, ..]."""
     dtype, (p, q, n) = b.shape(value)
     return b.emit("permute", [value], Shape(dtype, (q, p, n)), dims=tuple(map(Dim.const, (1, 0, 2))))
 
 
-def _joined(b: Sink, values: Sequence[int], axis: int) -> int:
+def _concatenated(b: Sink, values: Sequence[int], axis: int) -> int:
     dtype, dims = b.shape(values[0])
     if len(values) == 1:
         return values[0]
@@ -31,11 +31,11 @@ def _joined(b: Sink, values: Sequence[int], axis: int) -> int:
 def _stacked(b: Sink, values: Sequence[int]) -> int:
     dtype, dims = b.shape(values[0])
     one = Shape(dtype, (Dim.const(1), *dims))
-    return _joined(b, [b.emit("reshape", [v], one) for v in values], 0)
+    return _concatenated(b, [b.emit("reshape", [v], one) for v in values], 0)
 
 
 def _direction(b: Sink, name: str, x: int, weights: Sequence[int], first: Sequence[int], reverse: bool) -> list[int]:
-    """The states of all steps, then the last state and, of an LSTM, the last cell."""
+    """The states of all steps, the last state and, for an LSTM, the last cell."""
     w_ih, w_hh, b_ih, b_hh = weights
     dtype, (steps, batch, _) = b.shape(x)
     gates, size = b.shape(w_hh).dims
@@ -58,26 +58,26 @@ def _layers(states: int) -> Lower:
         a.ignore("dropout")
         x, first = a.tensor("input"), a.tensors("hx") if states == 2 else [a.tensor("hx")]
         params, biases, layers = a.tensors("params"), bool(a.plain("has_biases")), a.static("num_layers")
-        ways, batch_first = 2 if a.plain("bidirectional") else 1, bool(a.plain("batch_first"))
+        directions, batch_first = 2 if a.plain("bidirectional") else 1, bool(a.plain("batch_first"))
         each = 4 if biases else 2
-        if len(params) != layers * ways * each:
+        if len(params) != layers * directions * each:
             raise Unsupported("a projection of the states is not handled")
-        x = _turned(b, x) if batch_first else x
+        x = _swap_batch_and_steps(b, x) if batch_first else x
         if not decide(b.shape(x).dims[0], "ge", 1):
             raise Unsupported(f"a sequence of {b.shape(x).dims[0]} steps may be empty")
         lasts: list[list[int]] = [[] for _ in first]
         for layer in range(layers):
             made = []
-            for way in range(ways):
-                i = layer * ways + way
-                own = [*params[i * each : (i + 1) * each], NONE, NONE][:4]
+            for direction in range(directions):
+                i = layer * directions + direction
+                layer_weights = [*params[i * each : (i + 1) * each], NONE, NONE][:4]
                 start = [_select(b, h, Dim.const(i)) for h in first]
-                states_of, *ends = _direction(b, name, x, own, start, reverse=way == 1)
+                states_of, *ends = _direction(b, name, x, layer_weights, start, reverse=direction == 1)
                 made.append(states_of)
                 for kept, end in zip(lasts, ends, strict=True):
                     kept.append(end)
-            x = _joined(b, made, 2)
-        return [_turned(b, x) if batch_first else x, *(_stacked(b, kept) for kept in lasts)]
+            x = _concatenated(b, made, 2)
+        return [_swap_batch_and_steps(b, x) if batch_first else x, *(_stacked(b, kept) for kept in lasts)]
 
     return lower
 

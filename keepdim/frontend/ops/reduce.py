@@ -1,4 +1,4 @@
-"""Reductions, softmax, norms, running sums, sorting."""
+"""Reductions, softmax, norms, cumulative sums, sorting."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _axes(a: Args, rank: int) -> tuple[Dim, ...]:
 
 def _reduce(b: Sink, name: str, a: Args, out: Shape) -> int:
     x = cast(b, a.tensor("self"), out.dtype)
-    a.ignore("keepdim", "dtype")  # both stand in the result's shape
+    a.ignore("keepdim", "dtype")  # implied by the result's shape and dtype
     return b.emit(name, [x], out, dims=_axes(a, len(b.shape(x).dims)))
 
 
 def _var(b: Sink, name: str, a: Args, out: Any) -> Outs:
-    """The variance, or its root; for the forms with the mean, both."""
+    """The variance, or its square root; for var_mean and std_mean also the mean."""
     first = out[0] if isinstance(out, list) else out
     x = a.tensor("self")
     correction = a.number("correction")
@@ -34,14 +34,14 @@ def _var(b: Sink, name: str, a: Args, out: Any) -> Outs:
     return [y, b.emit("mean", [x], out[1], dims=dims)] if isinstance(out, list) else y
 
 
-def _position(b: Sink, name: str, a: Args, out: Shape) -> int:
+def _arg_reduction(b: Sink, name: str, a: Args, out: Shape) -> int:
     x = a.tensor("self")
     a.ignore("keepdim")
     return b.emit(name, [x], out, dims=_axes(a, len(b.shape(x).dims)))
 
 
-def _with_position(position: str) -> Any:
-    """The largest or smallest along a dim, and where it is."""
+def _with_index(position: str) -> Any:
+    """The maximum or minimum along a dim, and its index."""
 
     def lower(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
         x = a.tensor("self")
@@ -52,15 +52,15 @@ def _with_position(position: str) -> Any:
     return lower
 
 
-def _truth(b: Sink, name: str, a: Args, out: Shape) -> int:
+def _any_all(b: Sink, name: str, a: Args, out: Shape) -> int:
     x = cast(b, a.tensor("self"), "bool")
     a.ignore("keepdim")
     y = b.emit(name, [x], Shape("bool", out.dims), dims=_axes(a, len(b.shape(x).dims)))
-    return cast(b, y, out.dtype)  # that of u8 is u8
+    return cast(b, y, out.dtype)  # the result of u8 is u8
 
 
 def _vector_norm(b: Sink, name: str, a: Args, out: Shape) -> int:
-    """Of orders that are sums or extremes of what is there: 1, 2, inf and -inf."""
+    """Orders 1, 2, inf and -inf."""
     x = cast(b, a.tensor("self"), out.dtype)
     order, shape = a.number("ord"), b.shape(x)
     order = (
@@ -77,7 +77,7 @@ def _vector_norm(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _along(b: Sink, name: str, a: Args, out: Shape) -> int:
-    a.ignore("dtype", "half_to_float")  # both stand in the result's dtype
+    a.ignore("dtype", "half_to_float")  # implied by the result's dtype
     x = cast(b, a.tensor("self"), out.dtype)
     return b.emit(name, [x], out, dim=Dim.const(axis_of(a, "dim", len(out.dims))))
 
@@ -93,16 +93,18 @@ def _layer_norm(b: Sink, name: str, a: Args, out: Any) -> Outs:
 def _rms_norm(b: Sink, name: str, a: Args, out: Shape) -> int:
     eps = a.plain("eps")
     if eps is None:
-        eps = torch.finfo(torch.float64 if out.dtype == "f64" else torch.float32).eps  # of what it is computed in
+        eps = torch.finfo(
+            torch.float64 if out.dtype == "f64" else torch.float32
+        ).eps  # of the dtype that it is computed in
     ins = [a.tensor("input"), a.tensor("weight")]
     return b.emit(name, ins, out, eps=eps, axes=Dim.const(len(a.dims("normalized_shape"))))
 
 
 # ---------------------------------------------------------------- sorting
-def _sorted(b: Sink, x: int, places: Shape, axis: int, descending: bool, values: Shape | None) -> list[int | None]:
-    """Positions, as many as `places` has, and the values there."""
+def _sorted(b: Sink, x: int, indices: Shape, axis: int, descending: bool, values: Shape | None) -> list[int | None]:
+    """The values and indices, sorted; `indices` is the shape of the latter."""
     dim = Dim.const(axis)
-    order = b.emit("argsort", [x], places, dim=dim, descending=descending)
+    order = b.emit("argsort", [x], indices, dim=dim, descending=descending)
     if values is None:
         return [None, order]
     if not values.dims:
@@ -111,7 +113,7 @@ def _sorted(b: Sink, x: int, places: Shape, axis: int, descending: bool, values:
 
 
 def _sort(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
-    a.ignore("stable")  # it always is
+    a.ignore("stable")  # the node is always stable
     axis = axis_of(a, "dim", len(out[0].dims))
     return _sorted(b, a.tensor("self"), out[1], axis, bool(a.plain("descending")), out[0])
 
@@ -125,7 +127,7 @@ def _argsort(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _topk(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
-    a.ignore("k", "sorted")  # the result's size says the first; sorted is one of the orders allowed
+    a.ignore("k", "sorted")  # k is implied by the result's size; sorted order is always allowed
     axis = axis_of(a, "dim", len(out[0].dims))
     largest = a.plain("largest")
     return _sorted(b, a.tensor("self"), out[1], axis, largest is None or bool(largest), out[0])
@@ -136,14 +138,14 @@ op("mean", aten.mean.default, aten.mean.dim, lower=_reduce)
 op("prod", aten.prod.default, aten.prod.dim_int, lower=_reduce)
 op("amax", aten.amax.default, aten.max.default, lower=_reduce)
 op("amin", aten.amin.default, aten.min.default, lower=_reduce)
-op("any", aten.any.default, aten.any.dim, aten.any.dims, lower=_truth)
-op("all", aten.all.default, aten.all.dim, aten.all.dims, lower=_truth)
+op("any", aten.any.default, aten.any.dim, aten.any.dims, lower=_any_all)
+op("all", aten.all.default, aten.all.dim, aten.all.dims, lower=_any_all)
 op("var", aten.var.correction, aten.var_mean.correction, lower=_var)
 op("sqrt", aten.std.correction, aten.std_mean.correction, lower=_var)
-op("argmax", aten.argmax.default, lower=_position)
-op("argmin", aten.argmin.default, lower=_position)
-op("amax", aten.max.dim, lower=_with_position("argmax"))
-op("amin", aten.min.dim, lower=_with_position("argmin"))
+op("argmax", aten.argmax.default, lower=_arg_reduction)
+op("argmin", aten.argmin.default, lower=_arg_reduction)
+op("amax", aten.max.dim, lower=_with_index("argmax"))
+op("amin", aten.min.dim, lower=_with_index("argmin"))
 op("softmax", aten.softmax.int, aten._softmax.default, lower=_along)
 op("log_softmax", aten.log_softmax.int, aten._log_softmax.default, lower=_along)
 op("cumsum", aten.cumsum.default, lower=_along)

@@ -1,4 +1,4 @@
-"""Samples of an image, patches added up, distances between points, and bags of a table's rows."""
+"""grid_sample, fold, pairwise distances and embedding_bag."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def _grid_sample(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _fold(b: Sink, name: str, a: Args, out: Shape) -> int:
-    a.ignore("output_size")  # the result's size says it
+    a.ignore("output_size")  # implied by the result's size
     window = {k: tuple(a.dims(k)) for k in ("stride", "padding", "dilation")}
     return b.emit(name, [a.tensor("self")], out, kernel=tuple(a.dims("kernel_size")), **window)
 
 
 def _cdist(b: Sink, name: str, a: Args, out: Shape) -> int:
-    a.ignore("compute_mode")  # whether eager may take products for the distances
+    a.ignore("compute_mode")  # whether eager may use matrix products
     return b.emit(name, [a.tensor("x1"), a.tensor("x2")], out, p=float(a.plain("p")))
 
 
@@ -32,13 +32,13 @@ def _pdist(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _embedding_bag(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
-    """The sums; the other results are of training."""
+    """The bags; the other results are for training only."""
     a.ignore("scale_grad_by_freq", "sparse")
     ins = [a.tensor(n) for n in ("weight", "indices", "offsets", "per_sample_weights")]
     padding = a.static("padding_idx")
-    left_out = {"padding_idx": a.dim("padding_idx")} if padding >= 0 else {}
+    padding_attr = {"padding_idx": a.dim("padding_idx")} if padding >= 0 else {}
     last = bool(a.plain("include_last_offset"))
-    y = b.emit(name, ins, out[0], mode=BAGS[a.static("mode")], include_last_offset=last, **left_out)
+    y = b.emit(name, ins, out[0], mode=BAGS[a.static("mode")], include_last_offset=last, **padding_attr)
     return [y, None, None, None]
 
 

@@ -1,4 +1,4 @@
-"""Ops that move elements or make them."""
+"""Shape ops and ops that create tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...ir.program import Shape
 from ...shapes.dim import Dim, decide, dmax, dmin
 from .table import (
     PLACEMENT,
-    ROWS,
+    RULES,
     Args,
     Lower,
     Outs,
@@ -24,11 +24,11 @@ from .table import (
     reshape,
 )
 
-MAX_RANK = 8  # of the engines
+MAX_RANK = 8  # supported by the engines
 
 
 def _reshape(b: Sink, name: str, a: Args, out: Shape) -> int:
-    a.ignore("size", "sizes", "shape", "dim", "start_dim", "end_dim")  # all of it stands in the result's dims
+    a.ignore("size", "sizes", "shape", "dim", "start_dim", "end_dim")  # implied by the result's dims
     return reshape(b, a.tensor("self"), out.dims)
 
 
@@ -44,20 +44,20 @@ def _permute(b: Sink, name: str, a: Args, out: Shape) -> int:
         i, j = (axis_of(a, n, rank) for n in ("dim0", "dim1"))
         order = list(range(rank))
         order[i], order[j] = order[j], order[i]
-    return _in_order(b, x, order, out)
+    return _emit_permute(b, x, order, out)
 
 
-def _in_order(b: Sink, x: int, order: list[int], out: Shape) -> int:
+def _emit_permute(b: Sink, x: int, order: list[int], out: Shape) -> int:
     return x if order == sorted(order) else b.emit("permute", [x], out, dims=tuple(map(Dim.const, order)))
 
 
 def _reversed(b: Sink, name: str, a: Args, out: Shape) -> int:
-    return _in_order(b, a.tensor("self"), list(range(len(out.dims)))[::-1], out)
+    return _emit_permute(b, a.tensor("self"), list(range(len(out.dims)))[::-1], out)
 
 
-def _swapped(b: Sink, name: str, a: Args, out: Shape) -> int:
+def _transposed(b: Sink, name: str, a: Args, out: Shape) -> int:
     *lead, i, j = range(len(out.dims))
-    return _in_order(b, a.tensor("self"), [*lead, j, i], out)
+    return _emit_permute(b, a.tensor("self"), [*lead, j, i], out)
 
 
 def _movedim(b: Sink, name: str, a: Args, out: Shape) -> int:
@@ -65,7 +65,7 @@ def _movedim(b: Sink, name: str, a: Args, out: Shape) -> int:
     source, target = (axis_of(a, n, rank) for n in ("source", "destination"))
     order = [d for d in range(rank) if d != source]
     order.insert(target, source)
-    return _in_order(b, a.tensor("self"), order, out)
+    return _emit_permute(b, a.tensor("self"), order, out)
 
 
 def _expand(b: Sink, name: str, a: Args, out: Shape) -> int:
@@ -82,16 +82,16 @@ def _cat(b: Sink, name: str, a: Args, out: Shape) -> int:
     return b.emit(name, [cast(b, v, out.dtype) for v in values], out, dim=Dim.const(axis))
 
 
-def _from_end(place: Dim, size: Dim) -> Dim:
-    """A place of a dim where a negative one counts from the end, whether or not the contract decides which it is."""
-    if decide(place, "ge", 0):
-        return place
-    negative = 1 - dmin(dmax(place + 1, 0), 1)  # 1 or 0
-    return place + size * negative
+def _from_end(position: Dim, size: Dim) -> Dim:
+    """A position in a dim, where a negative one counts from the end; its sign may depend on the call."""
+    if decide(position, "ge", 0):
+        return position
+    negative = 1 - dmin(dmax(position + 1, 0), 1)  # 1 or 0
+    return position + size * negative
 
 
 def _from_start(start: Dim, size: Dim) -> Dim:
-    """A slice's start as torch takes it: negative counts from the end, then clamped to 0..size."""
+    """A slice's start as in torch: a negative one counts from the end, then it is clamped to 0..size."""
     return dmin(dmax(_from_end(start, size), 0), size)
 
 
@@ -100,7 +100,7 @@ def _slice(b: Sink, name: str, a: Args, out: Shape) -> int:
     dims = b.shape(x).dims
     axis, step = axis_of(a, "dim", len(dims)), a.dim("step")
     start = a.dim("start") if a.has("start") else Dim.const(0)
-    a.ignore("end")  # the result's size says it
+    a.ignore("end")  # implied by the result's size
     start = _from_start(start, dims[axis])
     if start == 0 and step == 1 and out.dims == dims:
         return x
@@ -110,7 +110,7 @@ def _slice(b: Sink, name: str, a: Args, out: Shape) -> int:
 def _narrow(b: Sink, name: str, a: Args, out: Shape) -> int:
     x = a.tensor("self")
     axis = axis_of(a, "dim", len(out.dims))
-    a.ignore("length")  # as above
+    a.ignore("length")  # implied by the result's size
     start = _from_end(a.dim("start"), b.shape(x).dims[axis])
     return b.emit(name, [x], out, dim=Dim.const(axis), start=start, step=Dim.const(1))
 
@@ -125,7 +125,7 @@ def _select(b: Sink, name: str, a: Args, out: Shape) -> int:
 def _slice_scatter(b: Sink, name: str, a: Args, out: Shape) -> int:
     x, src = a.tensor("self"), cast(b, a.tensor("src"), out.dtype)
     axis = axis_of(a, "dim", len(out.dims))
-    a.ignore("end")  # the source's size says it
+    a.ignore("end")  # implied by the source's size
     start = _from_start(a.dim("start") if a.has("start") else Dim.const(0), out.dims[axis])
     return b.emit(name, [x, src], out, dim=Dim.const(axis), start=start, step=a.dim("step"))
 
@@ -146,8 +146,8 @@ def _diagonal(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 def _unfold(b: Sink, name: str, a: Args, out: Shape) -> int:
     x = a.tensor("self")
-    a.ignore("size")  # the result's last dim says it
-    if not b.shape(x).dims:  # the one window has it or nothing; ExecuTorch's kernel ends the process on it
+    a.ignore("size")  # implied by the result's last dim
+    if not b.shape(x).dims:  # a window of size 0 or 1; ExecuTorch's kernel crashes on it
         a.ignore("dimension", "step")
         row, zero = reshape(b, x, (one := Dim.const(1),)), Dim.const(0)
         return row if out.dims == (one,) else b.emit("slice", [row], out, dim=zero, start=zero, step=one)
@@ -166,7 +166,7 @@ def _flip(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _roll(b: Sink, name: str, a: Args, out: Shape) -> int:
-    """The end of a dim in front of its beginning; without dims, of all elements in a row."""
+    """Two slices concatenated in reverse order; without dims, on the flattened tensor."""
     x, shifts, dims = a.tensor("self"), a.dims("shifts"), a.dims("dims")
     if not dims:
         count = Dim.const(1)
@@ -196,7 +196,7 @@ def _resized(shape: Shape, axis: int, size: Dim) -> Shape:
 
 
 def _repeat(b: Sink, name: str, a: Args, out: Shape) -> int:
-    """Each dim in turn: a dim of 1 in front of it is widened, and the two become one."""
+    """Each dim in turn: insert a dim of 1 before it, expand that, and merge the two."""
     x, times = a.tensor("self"), a.dims("repeats")
     x = reshape(b, x, (Dim.const(1),) * (len(times) - len(b.shape(x).dims)) + b.shape(x).dims)
     for k, n in enumerate(times):
@@ -211,8 +211,8 @@ def _repeat(b: Sink, name: str, a: Args, out: Shape) -> int:
                 raise Unsupported(f"a rank-{MAX_RANK} tensor repeated {n} times is not handled")
             x = b.emit("cat", [x] * n.value, _resized(Shape(dtype, dims), k, n * dims[k]), dim=Dim.const(k))
             continue
-        apart = reshape(b, x, dims[:k] + (Dim.const(1),) + dims[k:])
-        wide = b.emit(name, [apart], Shape(dtype, dims[:k] + (n,) + dims[k:]))
+        split = reshape(b, x, dims[:k] + (Dim.const(1),) + dims[k:])
+        wide = b.emit(name, [split], Shape(dtype, dims[:k] + (n,) + dims[k:]))
         x = reshape(b, wide, dims[:k] + (n * dims[k],) + dims[k + 1 :])
     return x
 
@@ -222,7 +222,7 @@ def _triangle(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _split(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
-    a.ignore("split_size", "split_sizes", "chunks")  # the results' sizes say it
+    a.ignore("split_size", "split_sizes", "chunks")  # implied by the results' sizes
     x = a.tensor("self")
     axis = axis_of(a, "dim", len(b.shape(x).dims))
     ids: list[int | None] = []
@@ -258,7 +258,7 @@ def _full(value: str | Dim) -> Lower:
 
 
 def _copy(b: Sink, name: str, a: Args, out: Shape) -> int:
-    """A copy in another dtype, or none at all: in a Program values do not change."""
+    """A cast, or no node at all: values of a Program are immutable."""
     need_contiguous(a)
     a.ignore("non_blocking", "copy", *PLACEMENT)
     return cast(b, a.tensor("self"), out.dtype)
@@ -277,7 +277,7 @@ def _dropout(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _copy_into(b: Sink, name: str, a: Args, out: Shape) -> int:
-    """The functional copy_: the source in the shape and dtype of the destination, whose values do not matter."""
+    """The functional copy_: the source in the shape and dtype of the destination."""
     a.ignore("self", "non_blocking")
     src = broadcast(b, a.tensor("src"), out)
     return src if b.shape(src) == out else b.emit("expand", [src], out)
@@ -296,7 +296,7 @@ op(
     lower=_permute,
 )
 op("permute", aten.t.default, aten.numpy_T.default, lower=_reversed)
-op("permute", aten.mT.default, lower=_swapped)
+op("permute", aten.mT.default, lower=_transposed)
 op("permute", aten.movedim.int, lower=_movedim)
 op("expand", aten.expand_copy.default, aten.expand.default, aten.expand_as.default, lower=_expand)
 op("expand", aten.copy.default, lower=_copy_into)
@@ -332,11 +332,11 @@ op("cast", aten.type_as.default, lower=_as_other)
 op("cast", aten.dropout.default, lower=_dropout)
 
 
-def dim_order_rows() -> None:
-    """Copies in ExecuTorch's own dialect; registered once its ops are loaded, without which no program has them."""
+def register_dim_order_rules() -> None:
+    """Register copies of ExecuTorch's dim-order dialect, once its ops are loaded."""
     edge = torch.ops.dim_order_ops
     if not hasattr(edge, "_to_dim_order_copy"):
         return
     for target in (edge._to_dim_order_copy.default, edge._clone_dim_order.default):
-        if target not in ROWS:
+        if target not in RULES:
             op("cast", target, lower=_copy)

@@ -1,4 +1,4 @@
-"""Ops over images: convolutions, pools, padding, resampling, norms of channels."""
+"""Image ops: convolutions, pools, padding, resampling, channel norms."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .table import Args, Lower, Outs, Sink, Unsupported, aten, op, reshape
 
 
 def _each(dims: Sequence[Dim], rank: int, default: Sequence[Dim] = ()) -> tuple[Dim, ...]:
-    """A number for each spatial dim: one stands for all, none for the default."""
+    """One value per spatial dim: a single one applies to all, none means the default."""
     dims = list(dims) or list(default)
     return tuple(dims * rank if len(dims) == 1 else dims)
 
 
-ONE, NOUGHT = (Dim.const(1),), (Dim.const(0),)
+ONE, ZERO = (Dim.const(1),), (Dim.const(0),)
 
 
 def _conv(b: Sink, name: str, a: Args, out: Shape) -> int:
     x, w, bias = a.tensor("input"), a.tensor("weight"), a.tensor("bias")
     rank = len(b.shape(w).dims) - 2
-    a.ignore("output_padding")  # the result's size says it
+    a.ignore("output_padding")  # implied by the result's size
     attrs = {
         "stride": _each(a.dims("stride"), rank, ONE),
-        "padding": _each(a.dims("padding"), rank, NOUGHT),
+        "padding": _each(a.dims("padding"), rank, ZERO),
         "dilation": _each(a.dims("dilation"), rank, ONE),
         "groups": a.dim("groups"),
         "transposed": a.plain("transposed"),
@@ -39,7 +39,7 @@ def _conv(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 def _max_pool(rank: int) -> Lower:
     def lower(b: Sink, name: str, a: Args, out: Shape | list[Shape]) -> Outs:
-        a.ignore("ceil_mode")  # the result's size says it
+        a.ignore("ceil_mode")  # implied by the result's size
         kernel = _each(a.dims("kernel_size"), rank)
         attrs = {
             "kernel": kernel,
@@ -57,7 +57,7 @@ def _max_pool(rank: int) -> Lower:
 
 def _avg_pool(rank: int) -> Lower:
     def lower(b: Sink, name: str, a: Args, out: Shape) -> int:
-        a.ignore("ceil_mode")  # the result's size says it
+        a.ignore("ceil_mode")  # implied by the result's size
         kernel = _each(a.dims("kernel_size"), rank)
         divisor = a.number("divisor_override") if a.has("divisor_override") else None
         return b.emit(
@@ -76,7 +76,7 @@ def _avg_pool(rank: int) -> Lower:
 
 def _adaptive(rank: int) -> Lower:
     def lower(b: Sink, name: str, a: Args, out: Shape | list[Shape]) -> Outs:
-        a.ignore("output_size")  # the result's size says it
+        a.ignore("output_size")  # implied by the result's size
         x, axes = a.tensor("self"), Dim.const(rank)
         if isinstance(out, Shape):
             if name == "adaptive_avg_pool" and all(d.value == 1 for d in out.dims[-rank:]):
@@ -93,7 +93,7 @@ def _pad(mode: str | None) -> Lower:
         kind = mode or a.plain("mode")
         pads = a.dims("padding" if a.has("padding") else "pad")
         value = a.number("value") if a.has("value") else Dim.const(0)
-        before = tuple(reversed(pads[::2]))  # torch begins with the last dim
+        before = tuple(reversed(pads[::2]))  # torch starts with the last dim
         if kind == "circular" and not all(decide(p, "ge", 0) for p in pads):
             raise Unsupported("circular padding of less than nothing is not handled")
         return b.emit(name, [a.tensor("self")], out, mode=kind, before=before, value=value)
@@ -102,8 +102,8 @@ def _pad(mode: str | None) -> Lower:
 
 
 def _scales(a: Args) -> dict[str, float]:
-    """Scale factors where they are given: torch computes with them and not with the sizes."""
-    a.ignore("output_size")  # the result's size says it
+    """Scale factors if they are given: torch then uses them instead of the sizes."""
+    a.ignore("output_size")  # implied by the result's size
     factors = a.plain("scale_factors") or []
     return {f"scale_{i}": float(f) for i, f in enumerate(factors)}
 
@@ -124,19 +124,19 @@ def _resample(mode: str) -> Lower:
 
 
 def _group_norm(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
-    a.ignore("N", "C", "HxW")  # of the input's shape
+    a.ignore("N", "C", "HxW")  # implied by the input's shape
     ins = [a.tensor(n) for n in ("input", "weight", "bias")]
     return [b.emit(name, ins, out[0], eps=a.plain("eps"), groups=a.dim("group")), None, None]
 
 
 def _batch_norm(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
-    a.ignore("momentum")  # of training
+    a.ignore("momentum")  # for training only
     ins = [a.tensor(n) for n in ("input", "weight", "bias", "running_mean", "running_var")]
     return [b.emit(name, ins, out[0], eps=a.plain("eps")), None, None]
 
 
-def _own_norm(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
-    """Batch norm by the batch's own statistics: each channel of the whole batch is a group."""
+def _batch_statistics_norm(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
+    """Batch norm with the statistics of the batch, for a batch of 1: each channel is a group."""
     a.ignore("training", "momentum")
     ins = [a.tensor(n) for n in ("input", "weight", "bias")]
     if out[0].dims[0].value != 1:
@@ -146,9 +146,9 @@ def _own_norm(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
 
 def _instance_norm(b: Sink, name: str, a: Args, out: Shape) -> int:
     a.ignore("momentum", "cudnn_enabled")
-    own, eps = a.plain("use_input_stats"), a.plain("eps")
+    from_input, eps = a.plain("use_input_stats"), a.plain("eps")
     x, weight, bias, mean, var = (a.tensor(n) for n in ("input", "weight", "bias", "running_mean", "running_var"))
-    if not own:
+    if not from_input:
         return b.emit("batch_norm", [x, weight, bias, mean, var], out, eps=eps)
     if mean != NONE:
         raise Unsupported("statistics that change are not handled")
@@ -177,5 +177,5 @@ for _kind in ("linear1d", "bilinear2d", "trilinear3d"):
 op("resample", aten.upsample_bicubic2d.vec, lower=_resample("cubic"))
 op("group_norm", aten.native_group_norm.default, lower=_group_norm)
 op("group_norm", aten.instance_norm.default, lower=_instance_norm)
-op("group_norm", aten._native_batch_norm_legit.no_stats, lower=_own_norm)
+op("group_norm", aten._native_batch_norm_legit.no_stats, lower=_batch_statistics_norm)
 op("batch_norm", aten._native_batch_norm_legit_no_training.default, lower=_batch_norm)

@@ -1,4 +1,4 @@
-"""The outline of a lowered program, made: what runs where, on which shapes, and why it is not delegated."""
+"""Builds the outline of a lowered program: what runs where, on which shapes, and why it is not delegated."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
-from ..artifact.outline import Body, Kept, Outline, Range, Step
+from ..artifact.outline import Body, Outline, StateBuffer, Step, SymbolRange
 from ..artifact.pte import hash_of
-from ..fx.nodes import COND, Symbols, attribute, is_size, module_path, overload
-from ..fx.symbols import to_dim
+from ..fx.nodes import COND, attribute, is_size, module_path, overload
+from ..fx.symbols import Symbols, to_dim
 from ..shapes.contract import DTYPES, Spec
 from ..shapes.dim import Dim
 
 
-def outline(program: ExportedProgram, symbols: Symbols, reasons: Mapping[str, str]) -> Outline:
+def build_outline(program: ExportedProgram, symbols: Symbols, reasons: Mapping[str, str]) -> Outline:
     """Of a lowered program; `reasons` say why a node is not delegated, by its name."""
-    maker = _Maker(symbols, reasons)
+    builder = _OutlineBuilder(symbols, reasons)
     specs = program.graph_signature.input_specs
     inputs = tuple(s.arg.name for s in specs if s.kind == InputKind.USER_INPUT)
     written = {str(target): value for value, target in program.graph_signature.buffers_to_mutate.items()}
     places = {n.name: n for n in program.graph.find_nodes(op="placeholder")}
     state = tuple(
-        Kept(s.target, maker.spec(s.arg.name, places[s.arg.name].meta["val"]), written[s.target])
+        StateBuffer(s.target, builder.spec(s.arg.name, places[s.arg.name].meta["val"]), written[s.target])
         for s in specs
         if s.kind == InputKind.BUFFER and s.target in written
     )
-    body = maker.body(program.graph_module, {})
-    return Outline(tuple(maker.ranges()), inputs, state, body.steps, body.results)
+    body = builder.body(program.graph_module, {})
+    return Outline(tuple(builder.ranges()), inputs, state, body.steps, body.results)
 
 
-class _Maker:
+class _OutlineBuilder:
     def __init__(self, symbols: Symbols, reasons: Mapping[str, str]):
         self.symbols, self.reasons = symbols, reasons
         self.seen: dict[str, Dim] = {}
 
-    def ranges(self) -> Iterator[Range]:
+    def ranges(self) -> Iterator[SymbolRange]:
         """The symbols of all shapes."""
         for name in sorted(self.seen):
             lo, hi = self.seen[name].bounds
-            yield Range(name, lo, hi)
+            yield SymbolRange(name, lo, hi)
 
     def spec(self, name: str, val: torch.Tensor) -> Spec:
         dims = tuple(to_dim(d, self.symbols) for d in val.shape)

@@ -1,4 +1,4 @@
-"""Ops that read or write at positions which are data."""
+"""Ops that read or write at data-dependent positions."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from ...shapes.dim import Dim, decide
 from .table import Args, Sink, Unsupported, aten, axis_of, cast, op, reshape
 
 ONE = (Dim.const(1),)
-LEAST = {"i8": -(2**7), "u8": 0, "i16": -(2**15), "i32": -(2**31), "i64": -(2**63), "bool": 0}
-MOST = {"i8": 2**7 - 1, "u8": 2**8 - 1, "i16": 2**15 - 1, "i32": 2**31 - 1, "i64": 2**63 - 1, "bool": 1}
+LOWEST = {"i8": -(2**7), "u8": 0, "i16": -(2**15), "i32": -(2**31), "i64": -(2**63), "bool": 0}
+HIGHEST = {"i8": 2**7 - 1, "u8": 2**8 - 1, "i16": 2**15 - 1, "i32": 2**31 - 1, "i64": 2**63 - 1, "bool": 1}
 
 
 def _embedding(b: Sink, name: str, a: Args, out: Shape) -> int:
-    a.ignore("padding_idx", "scale_grad_by_freq", "sparse")  # of training
+    a.ignore("padding_idx", "scale_grad_by_freq", "sparse")  # for training only
     return b.emit(name, [a.tensor("weight"), a.tensor("indices")], out)
 
 
-def _whole(b: Sink, value: int) -> int:
-    """A rank-0 value as a list of one."""
+def _at_least_1d(b: Sink, value: int) -> int:
+    """A rank-0 value as shape [1]."""
     return reshape(b, value, ONE) if not b.shape(value).dims else value
 
 
 def _index_select(b: Sink, name: str, a: Args, out: Shape) -> int:
-    x, axis = _whole(b, a.tensor("self")), axis_of(a, "dim", len(b.shape(a.tensor("self")).dims))
+    x, axis = _at_least_1d(b, a.tensor("self")), axis_of(a, "dim", len(b.shape(a.tensor("self")).dims))
     shape = Shape(out.dtype, out.dims or ONE)
-    return reshape(b, b.emit(name, [x, _whole(b, a.tensor("index"))], shape, dim=Dim.const(axis)), out.dims)
+    return reshape(b, b.emit(name, [x, _at_least_1d(b, a.tensor("index"))], shape, dim=Dim.const(axis)), out.dims)
 
 
 # ---------------------------------------------------------------- along a dim
 def _gather(b: Sink, name: str, a: Args, out: Shape) -> int:
     a.ignore("sparse_grad")
     axis = axis_of(a, "dim", len(b.shape(a.tensor("self")).dims))
-    x, index = _whole(b, a.tensor("self")), _whole(b, a.tensor("index"))
-    if b.shape(index).dtype in ("u8", "i8", "i16"):  # torch takes them where they are empty
+    x, index = _at_least_1d(b, a.tensor("self")), _at_least_1d(b, a.tensor("index"))
+    if b.shape(index).dtype in ("u8", "i8", "i16"):  # torch accepts these dtypes if they are empty
         index = cast(b, index, "i64")
     y = b.emit(name, [x, index], Shape(out.dtype, b.shape(index).dims), dim=Dim.const(axis))
     return reshape(b, y, out.dims)
@@ -46,43 +46,43 @@ def _full(b: Sink, dtype: str, dims: tuple[Dim, ...], value: Any) -> int:
     return b.emit("expand", [one], Shape(dtype, dims)) if dims else one
 
 
-def _first_of(reduce: str, dtype: str) -> Any:
-    """What a reduction starts from."""
+def _neutral(reduce: str, dtype: str) -> Any:
+    """The neutral element of a reduction."""
     if reduce in ("amax", "amin"):
-        ends = {"amax": LEAST, "amin": MOST}[reduce]
+        ends = {"amax": LOWEST, "amin": HIGHEST}[reduce]
         return Dim.const(ends[dtype]) if dtype in ends else float("-inf" if reduce == "amax" else "inf")
     return Dim.const(1 if reduce == "prod" else 0)
 
 
 class _Scatter:
-    """Writes along a dim: x and its index are the same for each of the steps that one op may take."""
+    """Writes along a dim: x and the index, shared by the nodes that one op may need."""
 
     def __init__(self, b: Sink, a: Args):
         axis = axis_of(a, "dim", len(b.shape(a.tensor("self")).dims))
         self.b, self.dim = b, Dim.const(axis)
-        self.x, self.index = _whole(b, a.tensor("self")), _whole(b, a.tensor("index"))
-        self.places = b.shape(self.index).dims
+        self.x, self.index = _at_least_1d(b, a.tensor("self")), _at_least_1d(b, a.tensor("index"))
+        self.index_dims = b.shape(self.index).dims
 
     def put(self, x: int, src: int) -> int:
         return self.b.emit("scatter", [x, self.index, src], self.b.shape(x), dim=self.dim)
 
     def fill(self, x: int, value: Any) -> int:
-        return self.put(x, _full(self.b, self.b.shape(x).dtype, self.places, value))
+        return self.put(x, _full(self.b, self.b.shape(x).dtype, self.index_dims, value))
 
-    def reduce(self, x: int, src: int, how: str) -> int:
-        return self.b.emit("scatter_reduce", [x, self.index, src], self.b.shape(x), dim=self.dim, reduce=how)
+    def reduce(self, x: int, src: int, reduction: str) -> int:
+        return self.b.emit("scatter_reduce", [x, self.index, src], self.b.shape(x), dim=self.dim, reduce=reduction)
 
-    def combine(self, src: int, how: str, include_self: bool) -> int:
-        """scatter_reduce as torch has it: without itself, an element that is written to starts from nothing."""
+    def combine(self, src: int, reduction: str, include_self: bool) -> int:
+        """scatter_reduce as in torch: without include_self, written elements start from the neutral element."""
         b, (dtype, dims) = self.b, self.b.shape(self.x)
-        kind = "sum" if how == "mean" else how
-        x = self.x if include_self else self.fill(self.x, _first_of(kind, dtype))
+        kind = "sum" if reduction == "mean" else reduction
+        x = self.x if include_self else self.fill(self.x, _neutral(kind, dtype))
         total = self.reduce(x, src, kind)
-        if how != "mean":
+        if reduction != "mean":
             return total
         counts = _full(b, "i64", dims, Dim.const(1))
         counts = counts if include_self else self.fill(counts, Dim.const(0))
-        counts = self.reduce(counts, _full(b, "i64", self.places, Dim.const(1)), "sum")
+        counts = self.reduce(counts, _full(b, "i64", self.index_dims, Dim.const(1)), "sum")
         counts = cast(b, b.emit("clamp", [counts], b.shape(counts), min=Dim.const(1)), dtype)
         floats = dtype in ("f16", "bf16", "f32", "f64")
         return b.emit("div" if floats else "div_floor", [total, counts], b.shape(total))
@@ -91,27 +91,27 @@ class _Scatter:
 def _scatter(b: Sink, name: str, a: Args, out: Shape) -> int:
     s = _Scatter(b, a)
     if "src" in a.tensor_names:
-        src = _whole(b, a.tensor("src"))
+        src = _at_least_1d(b, a.tensor("src"))
     else:
-        src = _full(b, out.dtype, s.places, a.number("value"))
-    how = a.plain("reduce") if "reduce" in a.names else None
+        src = _full(b, out.dtype, s.index_dims, a.number("value"))
+    reduction = a.plain("reduce") if "reduce" in a.names else None
     kinds = {None: None, "add": "sum", "multiply": "prod"}
-    if how not in kinds:
-        raise Unsupported(f"reduce = {how!r} is not handled")
-    kind = kinds[how]
+    if reduction not in kinds:
+        raise Unsupported(f"reduce = {reduction!r} is not handled")
+    kind = kinds[reduction]
     return reshape(b, s.put(s.x, src) if kind is None else s.reduce(s.x, src, kind), out.dims)
 
 
 def _scatter_add(b: Sink, name: str, a: Args, out: Shape) -> int:
     s = _Scatter(b, a)
-    return reshape(b, s.reduce(s.x, _whole(b, a.tensor("src")), "sum"), out.dims)
+    return reshape(b, s.reduce(s.x, _at_least_1d(b, a.tensor("src")), "sum"), out.dims)
 
 
 def _scatter_reduce(b: Sink, name: str, a: Args, out: Shape) -> int:
     s = _Scatter(b, a)
     include = a.plain("include_self")
     return reshape(
-        b, s.combine(_whole(b, a.tensor("src")), a.plain("reduce"), include is None or bool(include)), out.dims
+        b, s.combine(_at_least_1d(b, a.tensor("src")), a.plain("reduce"), include is None or bool(include)), out.dims
     )
 
 
@@ -135,7 +135,7 @@ def _index(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _put_mask(b: Sink, a: Args, out: Shape, mask: int, first: int) -> int:
-    """x[mask] = value: a choice between the two, where the value is the same for every element that is chosen."""
+    """x[mask] = value as `where`, if the value is the same for all selected elements."""
     values, rank = a.tensor("values"), len(b.shape(mask).dims)
     dims, rest = b.shape(values).dims, len(out.dims) - first - rank
     if a.plain("accumulate") or first or b.shape(mask).dtype != "bool":
@@ -165,8 +165,8 @@ def _index_put(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 
 def _masked_scatter(b: Sink, name: str, a: Args, out: Shape) -> int:
-    """The k-th chosen element is the source's k-th: how many were chosen so far is its place behind a number in front.
-    Where more are chosen than the source has, that place is out of range: an error of the call, as in torch."""
+    """The k-th selected element is the source's k-th: the running count of selected elements indexes the source with
+    one dummy element prepended. Selecting more than the source has is an index error of the call, as in torch."""
     mask, source = a.tensor("mask"), a.tensor("source")
     flat, some = (math.prod(dims, start=Dim.const(1)) for dims in (out.dims, b.shape(source).dims))
     wide = mask if b.shape(mask).dims == out.dims else b.emit("expand", [mask], Shape("bool", out.dims))

@@ -10,14 +10,14 @@ ONE = Dim.const(1)
 
 
 def _product(b: Sink, x: int, y: int, out: Shape) -> int:
-    """x @ y; a vector is a matrix of one row on the left, of one column on the right."""
+    """x @ y; a vector is a row on the left, a column on the right."""
     p, q, dims = b.shape(x).dims, b.shape(y).dims, out.dims
     if len(q) == 1:
         q, dims = (*q, ONE), (*dims, ONE)
     if len(p) == 1:
         p, dims = (ONE, *p), (*dims[:-1], ONE, dims[-1])
-    for own in (p, q):
-        for have, want in zip(reversed(own[:-2]), reversed(dims[:-2]), strict=False):
+    for operand in (p, q):
+        for have, want in zip(reversed(operand[:-2]), reversed(dims[:-2]), strict=False):
             if have != want and have.value != 1:
                 raise Unsupported(f"broadcasting {have} to {want} is not decided by the contract")
     made = b.emit("matmul", [reshape(b, x, p), reshape(b, y, q)], Shape(out.dtype, dims))
@@ -33,7 +33,7 @@ def _scaled(b: Sink, value: int, factor: Dim | float | None) -> int:
 
 
 def _add_product(x: str, y: str) -> Lower:
-    """beta * self + alpha * (x @ y); with beta = 0, self is not even read."""
+    """beta * self + alpha * (x @ y); with beta = 0, self is not read."""
 
     def lower(b: Sink, name: str, a: Args, out: Shape) -> int:
         product = _scaled(b, _product(b, a.tensor(x), a.tensor(y), out), a.number("alpha"))
@@ -47,8 +47,8 @@ def _bilinear(b: Sink, name: str, a: Args, out: Shape) -> int:
     """y[.., o] = sum over i, j of x[.., i] w[o, i, j] z[.., j], plus a bias."""
     x, z, w, bias = (a.tensor(n) for n in ("input1", "input2", "weight", "bias"))
     (o, i, j), dtype, batch = b.shape(w).dims, out.dtype, out.dims[:-1]
-    turned = b.emit("permute", [w], Shape(dtype, (o, j, i)), dims=tuple(map(Dim.const, (0, 2, 1))))
-    rows = b.emit("linear", [x, reshape(b, turned, (o * j, i))], Shape(dtype, (*batch, o * j)))
+    transposed = b.emit("permute", [w], Shape(dtype, (o, j, i)), dims=tuple(map(Dim.const, (0, 2, 1))))
+    rows = b.emit("linear", [x, reshape(b, transposed, (o * j, i))], Shape(dtype, (*batch, o * j)))
     sums = b.emit("matmul", [reshape(b, rows, (*batch, o, j)), reshape(b, z, (*batch, j, ONE))],
                   Shape(dtype, (*batch, o, ONE)))  # fmt: skip
     y = reshape(b, sums, out.dims)
