@@ -1,4 +1,4 @@
-"""Sentence encoders: `keepdim.embed`, where it always was."""
+"""Sentence encoders: the documented import path `keepdim.embed`."""
 
 from .models.encoder import Encoder, lower_model, model_folder
 

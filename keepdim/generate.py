@@ -1,4 +1,4 @@
-"""The text of language models: `keepdim.generate`, where it always was."""
+"""Text generation: the documented import path `keepdim.generate`."""
 
 from .models.generate import Figures, Sampling, Stream, Text, Writer, open_model, packaged
 

@@ -1,4 +1,4 @@
-"""Language models: `keepdim.llm`, where it always was."""
+"""Language models: the documented import path `keepdim.llm`."""
 
 from .models.decoder import LanguageModel, export_llm, lower_llm
 

@@ -1,4 +1,4 @@
-"""StableHLO modules and their refinement: `keepdim.refine`, where it always was."""
+"""StableHLO modules and their refinement: the documented import path `keepdim.refine`."""
 
 from .stablehlo.refine import Hlo
 

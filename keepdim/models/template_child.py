@@ -1,4 +1,4 @@
-"""The process in which a chat template is rendered: a script of `templates.py` that imports nothing of keepdim.
+"""The child process of `templates.py` that renders a chat template; it does not import keepdim.
 
 It reads one JSON object from standard input and writes one: {"text": ...}, {"refused": ...} or {"error": ...}.
 """
@@ -12,24 +12,24 @@ import sys
 import time
 from typing import Any
 
-RECURSION = 500  # calls; a template's own macros and loops need a few
+RECURSION = 500  # calls; macros and loops of a template need a few
 
 
 class Refused(Exception):
-    """What a template raises itself, by `raise_exception`."""
+    """Raised by a template through `raise_exception`."""
 
 
 def limit(job: dict[str, Any]) -> None:
-    """Memory, processor time, and no files."""
+    """Limit memory and CPU time, and forbid writing files."""
     for kind, most in ((resource.RLIMIT_AS, job["memory"]), (resource.RLIMIT_CPU, job["seconds"])):
-        with contextlib.suppress(ValueError, OSError):  # a lower limit is set already, or the system has none
+        with contextlib.suppress(ValueError, OSError):  # a lower limit is already set, or not supported
             resource.setrlimit(kind, (most, most))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     sys.setrecursionlimit(RECURSION)
 
 
 def render(job: dict[str, Any]) -> str:
-    """As transformers renders templates."""
+    """Render as transformers does."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(message: str) -> None:
@@ -47,7 +47,7 @@ def render(job: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """One job."""
+    """Read one job, render it, write the answer."""
     job = json.load(sys.stdin)
     sys.path[:] = job["path"]
     limit(job)
@@ -55,7 +55,7 @@ def main() -> None:
         answer = {"text": render(job)}
     except Refused as e:
         answer = {"refused": str(e)}
-    except Exception as e:  # a template of a stranger may raise anything
+    except Exception as e:  # an untrusted template may raise anything
         answer = {"error": f"{type(e).__name__}: {e}" if str(e) else type(e).__name__}
     json.dump(answer, sys.stdout)
 

@@ -1,9 +1,8 @@
-"""Chat templates: programs in Jinja that come with a model, rendered where they can do no harm.
+"""Chat templates: Jinja programs that come with a model, rendered in a sandboxed process.
 
-jinja2's sandbox keeps a template from Python's internals, but bounds neither its time nor its memory: loops nest, and
-`"x" * 10**10` or `10 ** 10**9` is one call of C that nothing in this process could interrupt. So a template runs in a
-process of its own with limits of the system, which ends with it. Starting one takes 60 ms, less than a model needs to
-read the prompt; it imports jinja2 alone.
+jinja2's sandbox keeps a template from Python's internals, but limits neither its time nor its memory: loops nest, and
+`"x" * 10**10` or `10 ** 10**9` is a single C call that cannot be interrupted in this process. So a template runs in a
+child process with resource limits. Starting it takes 60 ms, less than prefill of a prompt; it imports only jinja2.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from ..errors import fail, optional
 from ..files import search_path
 
-SECONDS = 4.5  # until a template is ended
+SECONDS = 4.5  # timeout of the process
 CPU_SECONDS = 2
 MEMORY = 512 * 2**20  # bytes of address space
 LENGTH = 2**24  # characters of a rendered chat
@@ -27,14 +26,14 @@ CHILD = Path(__file__).with_name("template_child.py")
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """The text of a template with these values; a KeepdimError within 5 seconds for one that fails or does not end."""
+    """Render a template with these values; a KeepdimError within 5 seconds if it fails or does not terminate."""
     optional("generate", "jinja2")
     limits = {"memory": MEMORY, "seconds": CPU_SECONDS, "path": search_path()}
     try:
         job = json.dumps({"template": template, "values": dict(values), **limits})
     except (TypeError, ValueError, RecursionError) as e:
         fail("generate", "messages", f"cannot be given to a chat template ({e})", "Give roles and contents as str", e)
-    # -I -S: nothing of the environment or of the current folder is imported
+    # -I -S: imports nothing from the environment or the current folder
     command = [sys.executable, "-I", "-S", str(CHILD)]
     try:
         done = subprocess.run(command, input=job.encode(), capture_output=True, timeout=SECONDS)

@@ -1,7 +1,7 @@
 """Rewrites of Programs, each a named function Program → Program that keeps the contract and the numbers.
 
-Owns the order of the passes and how many nodes each leaves, which `run` writes into the Program. Fusing is by what
-the engine offers: a node that it does not take is not made. Takes and gives Programs. Never reads an FX graph.
+Owns the order of the passes; `run` records in the Program how many nodes each leaves. Fusion depends on the engine:
+a node that it does not support is not created. Takes and returns Programs. Never reads an FX graph.
 """
 
 from __future__ import annotations
@@ -13,25 +13,38 @@ import torch
 from msgspec.structs import replace
 
 from ..ir.program import Pass, Program
-from .attention import fuse_sdpa, fuse_turns
+from .attention import fuse_rope_into_attention, fuse_sdpa
 from .clean import fold_scalars, merge_common, prune_branches, remove_casts, remove_noops, unflatten
+from .conv import fold_batch_norm, fuse_conv
 from .fold import fold_constants
 from .fuse import fuse_layer_norm, fuse_linear, fuse_rms_norm, fuse_rope, fuse_swiglu
-from .graph import Takes, anything, drop_dead, renumber
-from .merge import Stays, merge_linears, nothing
+from .graph import Supports, drop_dead, renumber, supports_all
+from .merge import IsMapped, merge_linears, none_mapped
 from .padding import skip_padding
+from .precision import check_precision, round_products
 
-__all__ = ["PASSES", "Lowered", "Stays", "drop_dead", "fold_constants", "merge_linears", "nothing", "renumber", "run"]
+__all__ = [
+    "PASSES",
+    "IsMapped",
+    "Lowered",
+    "check_precision",
+    "drop_dead",
+    "fold_constants",
+    "merge_linears",
+    "none_mapped",
+    "renumber",
+    "run",
+]
 
 
 class Lowered(NamedTuple):
-    """A Program and the tensors its const values name."""
+    """A Program and the weights of its const values, by key."""
 
     program: Program
     weights: dict[str, torch.Tensor]
 
 
-Rewrite = Callable[[Program, Takes], Program]
+Rewrite = Callable[[Program, Supports], Program]
 PASSES: tuple[Rewrite, ...] = (
     prune_branches,
     fold_scalars,
@@ -41,23 +54,29 @@ PASSES: tuple[Rewrite, ...] = (
     unflatten,
     fuse_sdpa,
     fuse_layer_norm,
-    fuse_rms_norm,  # behind it: of x - mean(x) it is the rest of a layer norm
+    fuse_rms_norm,  # after fuse_layer_norm, whose x - mean(x) would leave an rms norm
     fuse_swiglu,
     fuse_rope,
-    fuse_turns,
+    fuse_rope_into_attention,
     fuse_linear,
-    remove_noops,  # of the permutes that fusing adds
+    fuse_conv,
+    remove_noops,  # permutes added by fusion
 )
 
 
 def run(
-    program: Program, weights: Mapping[str, torch.Tensor], takes: Takes = anything, stays: Stays = nothing
+    program: Program,
+    weights: Mapping[str, torch.Tensor],
+    supports: Supports = supports_all,
+    is_mapped: IsMapped = none_mapped,
+    precision: str = "f32",
 ) -> Lowered:
-    """Constants folded, all passes in order, linear layers merged, padding skipped; the Program says what each did."""
+    """Fold constants, run all passes in order, merge linear layers, skip padding, round products if `precision` says
+    so; the Program records each pass."""
     out = dict(weights)
 
     def with_weights(f: Callable[..., Any], *more: Any) -> Rewrite:
-        def run(p: Program, _: Takes) -> Program:
+        def run(p: Program, _: Supports) -> Program:
             nonlocal out
             p, out = f(p, out, *more)
             return p
@@ -66,10 +85,13 @@ def run(
         return run
 
     p, done = program, list[Pass]()
-    last = with_weights(merge_linears, stays), with_weights(skip_padding, takes)
-    for f in (drop_dead, with_weights(fold_constants), *PASSES, *last):
+    last = [with_weights(merge_linears, is_mapped), with_weights(skip_padding, supports)]
+    if precision != "f32":
+        last.append(with_weights(round_products, precision))
+    first = with_weights(fold_constants), with_weights(fold_batch_norm, supports)
+    for f in (drop_dead, *first, *PASSES, *last):
         before = _count(p)
-        p = f(p, takes)
+        p = f(p, supports)
         done.append(Pass(f.__name__, before, _count(p)))
     used = {v.key for v in p.values}
     return Lowered(replace(p, passes=tuple(done)), {k: w for k, w in out.items() if k in used})

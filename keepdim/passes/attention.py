@@ -1,7 +1,7 @@
-"""Attention written out, by hand or by torch's decompositions, as the one op `sdpa`.
+"""Fuses attention that is written out, by hand or by torch's decompositions, into the op `sdpa`.
 
-`sdpa(q, k, v, mask)` is softmax(scale * q @ k.T + mask) @ v. Torch's own attention gives 0 to a query that sees nothing
-and adds -inf where a bool mask hides; by hand it is NaN and -inf, which `safe` false says.
+`sdpa(q, k, v, mask)` is softmax(scale * q @ k.T + mask) @ v. For a query with no visible key torch's attention gives 0;
+written out it gives NaN, which the attribute `safe` = false keeps.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 
 from ..ir.program import NONE, Node, Program
 from ..shapes.dim import Dim
-from .clean import swapped
+from .clean import transposed
 from .fuse import pairs
-from .graph import FULL, Graph, Made, Takes, anything, rewrite
+from .graph import FULL, Graph, Made, Supports, rewrite, supports_all
 
 INF = float("inf")
 
 
 @dataclass
 class Scores:
-    """What lies between the first product and the softmax."""
+    """The scale and mask between the first product and the softmax."""
 
     product: Node
     scale: float
     mask: int = NONE
-    hides: bool = False  # the mask is true where a score is to be -inf, not where it stays
+    hides: bool = False  # the mask is true where scores become -inf, not where they are kept
 
 
-def fuse_sdpa(p: Program, takes: Takes = anything) -> Program:
-    """matmul, scale, mask, softmax, matmul: with the scale on either side, and heads of k and v repeated or not."""
+def fuse_sdpa(p: Program, supports: Supports = supports_all) -> Program:
+    """matmul, scale, mask, softmax, matmul → sdpa; the scale may be on q or k, heads of k and v may be repeated."""
 
     def rule(g: Graph, n: Node) -> Made:
         weights = _softmax(g, n.ins[0]) if n.op == "matmul" else None
@@ -39,8 +39,8 @@ def fuse_sdpa(p: Program, takes: Takes = anything) -> Program:
         if found is None:
             return None
         q, by_q = _unscaled(g, found.product.ins[0])
-        turned, by_k = _unscaled(g, found.product.ins[1])
-        nodes, k, by_turned = _turned(g, turned)
+        k_t, by_k = _unscaled(g, found.product.ins[1])
+        nodes, k, by_transposed = _untransposed(g, k_t)
         k, v = _heads(g, k), _heads(g, n.ins[1])
         mask = found.mask
         if safe and mask != NONE and g.dtype(mask) == "bool":
@@ -51,14 +51,14 @@ def fuse_sdpa(p: Program, takes: Takes = anything) -> Program:
             inverse = g.temp(f"{g.values[mask].name}.not", g.shape(mask))
             nodes.append(Node("eq", (mask,), (inverse,), {"other": Dim.const(0)}))
             mask = inverse
-        attrs = {"scale": found.scale * by_q * by_k * by_turned} | ({} if safe else {"safe": False})
+        attrs = {"scale": found.scale * by_q * by_k * by_transposed} | ({} if safe else {"safe": False})
         return [*nodes, Node("sdpa", (q, k, v) if mask == NONE else (q, k, v, mask), n.outs, attrs)]
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
 def _softmax(g: Graph, i: int) -> tuple[int, bool] | None:
-    """(scores, whether rows of -inf alone give 0) where the value is a softmax over the last dim."""
+    """(scores, safe) if the value is a softmax over the last dim; safe: rows of only -inf give 0."""
     n = g.only(i, "softmax", "where")
     if n is None:
         return None
@@ -93,7 +93,7 @@ def _all_hidden(g: Graph, i: int) -> Node | None:
 
 
 def _not(g: Graph, i: int) -> int | None:
-    """What the value is the negation of: logical_not(x), or x == 0 of a bool."""
+    """x if the value is its negation: logical_not(x), or x == 0 of a bool."""
     n = g.only(i, "logical_not", "eq")
     if n is None or (n.op == "eq" and (g.dtype(n.ins[0]) != "bool" or _second(g, n) != 0)):
         return None
@@ -101,7 +101,7 @@ def _not(g: Graph, i: int) -> int | None:
 
 
 def _second(g: Graph, n: Node) -> float | Dim | None:
-    """The number that a comparison is with."""
+    """The constant that a comparison compares with."""
     return n.attrs.get("other") if len(n.ins) == 1 else g.number(n.ins[1])
 
 
@@ -122,7 +122,7 @@ def _scores(g: Graph, i: int) -> Scores | None:
 
 
 def _masked(g: Graph, n: Node, found: Scores) -> int | None:
-    """The scores before a mask: added, or put to -inf. A second mask, or a scale behind it, is another thing."""
+    """The scores before the mask, which is added or fills -inf. None for a second mask or a scale after the mask."""
     if found.mask != NONE or found.scale != 1:
         return None
     if n.op == "add":
@@ -154,7 +154,7 @@ def _scaled(g: Graph, n: Node, found: Scores) -> int | None:
 
 
 def _unscaled(g: Graph, i: int) -> tuple[int, float]:
-    """The value before it was multiplied by numbers, and their product."""
+    """The value before multiplications by constants, and their product."""
     scale = 1.0
     while (inner := g.with_number(g.by(i, "mul", "div"), "mul", "div")) is not None:
         n = g.made[i]
@@ -165,19 +165,19 @@ def _unscaled(g: Graph, i: int) -> tuple[int, float]:
     return i, scale
 
 
-def _turned(g: Graph, i: int) -> tuple[list[Node], int, float]:
-    """(new nodes, k, scale) where the value is k with its last two dims exchanged, times the scale."""
+def _untransposed(g: Graph, i: int) -> tuple[list[Node], int, float]:
+    """(new nodes, k, scale) so that the value is k with its last two dims transposed, times the scale."""
     rank = len(g.dims(i))
     order = (*range(rank - 2), rank - 1, rank - 2)
     n = g.by(i, "permute")
     if n is not None and tuple(d.value for d in n.attrs["dims"]) == order:
         return [], *_unscaled(g, n.ins[0])
-    k = g.temp(f"{g.values[i].name}.t", swapped(g.shape(i)))
+    k = g.temp(f"{g.values[i].name}.t", transposed(g.shape(i)))
     return [Node("permute", (i,), (k,), {"dims": tuple(map(Dim.const, order))})], k, 1.0
 
 
 def _heads(g: Graph, i: int) -> int:
-    """The value before its heads were repeated, each as often: [.., h, n, e] by way of [.., h, r, n, e]."""
+    """The value before its heads were repeated: [.., h, n, e] → [.., h, r, n, e] → [.., h * r, n, e]."""
     merge = g.by(i, "reshape")
     repeat = g.by(merge.ins[0], "expand") if merge else None
     split = g.by(repeat.ins[0], "reshape") if repeat else None
@@ -193,7 +193,7 @@ def _heads(g: Graph, i: int) -> int:
 
 
 def _fits(g: Graph, q: int, k: int, v: int, out: int) -> bool:
-    """[.., n, e], [.., m, e], [.., m, f] → [.., n, f]: the same dims before them, but for a divisor of the heads."""
+    """[.., n, e], [.., m, e], [.., m, f] → [.., n, f]: equal leading dims; the kv heads may divide the heads."""
     a, b, c = g.dims(q), g.dims(k), g.dims(v)
     if not (len(a) == len(b) == len(c) >= 2 and g.dtype(q) == g.dtype(k) == g.dtype(v) == g.dtype(out)):
         return False
@@ -208,14 +208,14 @@ def _divides(kv: Dim, heads: Dim) -> bool:
 
 
 def _broadcasts(g: Graph, mask: int, scores: int) -> bool:
-    """Whether the mask is bool or of the scores' dtype, with sizes that are 1 or theirs whatever the call."""
+    """Whether the mask is bool or of the scores' dtype, and its sizes provably broadcast to theirs."""
     have, want = g.dims(mask), g.dims(scores)
     sizes = zip(reversed(have), reversed(want), strict=False)
     return g.dtype(mask) in ("bool", g.dtype(scores)) and len(have) <= len(want) and all(d in (1, e) for d, e in sizes)
 
 
-def fuse_turns(p: Program, takes: Takes = anything) -> Program:
-    """Cached attention over queries and keys that rope has turned, as one: it turns them where it reads them."""
+def fuse_rope_into_attention(p: Program, supports: Supports = supports_all) -> Program:
+    """rope of queries and keys, then cached attention → one node, which applies rope as it reads them."""
 
     def rule(g: Graph, n: Node) -> Made:
         if n.op != "cached_attention" or len(n.ins) != 6:
@@ -223,9 +223,9 @@ def fuse_turns(p: Program, takes: Takes = anything) -> Program:
         q, k = (g.only(i, "rope") for i in n.ins[:2])
         if q is None or k is None or q.ins[1:] != k.ins[1:]:
             return None
-        wanted = (*(1,) * (len(g.dims(q.ins[1])) - 2), *g.dims(q.ins[0])[2:])  # one for all heads
+        wanted = (*(1,) * (len(g.dims(q.ins[1])) - 2), *g.dims(q.ins[0])[2:])  # cos and sin are shared by all heads
         if any(g.dims(i) != wanted for i in q.ins[1:]):
             return None
         return [Node(n.op, (q.ins[0], k.ins[0], *n.ins[2:], *q.ins[1:]), n.outs, n.attrs)]
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)

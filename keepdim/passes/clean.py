@@ -1,6 +1,6 @@
-"""Rewrites that take away what computes nothing: numbers as operands, casts, copies of shapes, work done twice.
+"""Clean-up passes: scalar operands, redundant casts, no-op views, dead branches, common subexpressions.
 
-A rewrite here gives the same bits: `x + 0` is kept, because it makes 0 of -0.
+All of them are bit-exact: `x + 0` is kept, because it turns -0 into 0.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from ..ir.program import Node, Program, Region, Shape
 from ..shapes.dim import Dim, decide
-from .graph import COMMUTES, FLOATS, Graph, Made, Takes, anything, drop_dead, renumber, rewrite
+from .graph import COMMUTES, FLOATS, Graph, Made, Supports, drop_dead, renumber, rewrite, supports_all
 
-WHOLE = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
+INT_BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
 BINARY = ("add", "mul", "maximum", "minimum", "sub", "div", "pow")
-# dtype → those that hold each of its values
+# dtype → dtypes that represent all of its values exactly
 HOLDS = {
     "bool": ("u8", "i8", "i16", "i32", "i64", *FLOATS),
     "u8": ("i16", "i32", "i64", *FLOATS),
@@ -32,8 +32,8 @@ HOLDS = {
 }
 
 
-def fold_scalars(p: Program, takes: Takes = anything) -> Program:
-    """A rank-0 `full`, cast or not, becomes the attribute `other` of the binary op that uses it."""
+def fold_scalars(p: Program, supports: Supports = supports_all) -> Program:
+    """A rank-0 `full`, possibly cast, becomes the attribute `other` of the binary op that uses it."""
 
     def number(g: Graph, i: int) -> Dim | float | None:
         n = g.by(i, "full", "cast")
@@ -51,21 +51,21 @@ def fold_scalars(p: Program, takes: Takes = anything) -> Program:
                 return [Node(n.op, (x,), n.outs, {**n.attrs, "other": k})]
         return None
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
 def _fits(number: Dim | float, dtype: str) -> bool:
-    """Whether the dtype holds the number as it is."""
+    """Whether the dtype represents the number exactly."""
     if dtype in FLOATS:
         return True
-    if dtype not in WHOLE or not isinstance(number, Dim):
+    if dtype not in INT_BITS or not isinstance(number, Dim):
         return False
     lo, hi = number.bounds
-    return lo is not None and hi is not None and -(2 ** (WHOLE[dtype] - 1)) <= lo and hi < 2 ** (WHOLE[dtype] - 1)
+    return lo is not None and hi is not None and -(2 ** (INT_BITS[dtype] - 1)) <= lo and hi < 2 ** (INT_BITS[dtype] - 1)
 
 
-def remove_casts(p: Program, takes: Takes = anything) -> Program:
-    """A cast to the dtype it has; a cast of a cast through a dtype that loses nothing."""
+def remove_casts(p: Program, supports: Supports = supports_all) -> Program:
+    """Remove casts to the same dtype, and the inner cast of two if it is lossless."""
 
     def rule(g: Graph, n: Node) -> Made:
         if n.op != "cast":
@@ -79,16 +79,16 @@ def remove_casts(p: Program, takes: Takes = anything) -> Program:
         source = g.dtype(inner.ins[0])
         if source == to:
             return inner.ins[0]
-        # A number that the integer does not hold comes out differently from a float and from an integer.
-        if to in ("u8", *WHOLE) and to not in HOLDS[source] and (g.dtype(x) in FLOATS or source in FLOATS):
+        # Out-of-range values convert to an integer differently from floats and from integers.
+        if to in ("u8", *INT_BITS) and to not in HOLDS[source] and (g.dtype(x) in FLOATS or source in FLOATS):
             return None
         return [Node("cast", inner.ins, n.outs)]
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
-def remove_noops(p: Program, takes: Takes = anything) -> Program:
-    """Arithmetic with a neutral number, views of everything, all positions in order, and a view of a view as one."""
+def remove_noops(p: Program, supports: Supports = supports_all) -> Program:
+    """Remove arithmetic with a neutral number, identity views and identity indexing; merge a view of a view."""
 
     def rule(g: Graph, n: Node) -> Made:
         if not n.ins or n.regions:
@@ -96,7 +96,7 @@ def remove_noops(p: Program, takes: Takes = anything) -> Program:
         x, out = n.ins[0], n.outs[0]
         if (same := _neutral(g, n)) is not None:
             return same
-        if n.op == "index" and _takes_all(g, n):
+        if n.op == "index" and _indexes_all(g, n):
             return x if g.shape(x) == g.shape(out) else [Node("reshape", (x,), n.outs)]
         if n.op in ("reshape", "expand"):
             inner = g.by(x, n.op)
@@ -115,22 +115,22 @@ def remove_noops(p: Program, takes: Takes = anything) -> Program:
         whole = n.op == "slice" and n.attrs["start"] == 0 and n.attrs["step"] == 1
         return x if (whole or (n.op == "cat" and len(n.ins) == 1)) and g.shape(x) == g.shape(out) else None
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
 def _neutral(g: Graph, n: Node) -> int | None:
-    """The operand that a number leaves as it is, -0, infinities and NaN too."""
+    """The operand x if the op returns it unchanged, including -0, infinities and NaN."""
     found = g.with_number(n, "mul", "div", "pow", "sub", "add")
     if found is None:
         return None
     x, k = found
     if n.op == "add":
-        return x if k == 0 and g.dtype(x) in WHOLE else None
+        return x if k == 0 and g.dtype(x) in INT_BITS else None
     return x if (k == 0 and math.copysign(1, k) > 0 if n.op == "sub" else k == 1) else None
 
 
-def _takes_all(g: Graph, n: Node) -> bool:
-    """Whether an index is of all positions of each dim, in order, along dims of the result in order."""
+def _indexes_all(g: Graph, n: Node) -> bool:
+    """Whether an index selects all positions of every dim in order, along the result's dims in order."""
     x, *indices = n.ins
     dims, before = g.dims(x), -1
     if [d.value for d in n.attrs["dims"]] != [*range(len(dims))]:
@@ -148,8 +148,8 @@ def _takes_all(g: Graph, n: Node) -> bool:
     return True
 
 
-def prune_branches(p: Program, takes: Takes = anything) -> Program:
-    """A cond that the contract's ranges decide is the branch that is taken."""
+def prune_branches(p: Program, supports: Supports = supports_all) -> Program:
+    """Replace a cond that the contract's ranges decide by the branch that is taken."""
     same: dict[int, int] = {}
 
     def now(i: int) -> int:
@@ -171,8 +171,8 @@ def prune_branches(p: Program, takes: Takes = anything) -> Program:
     return drop_dead(replace(p, nodes=nodes, results=tuple(map(now, p.results)))) if same else p
 
 
-def merge_common(p: Program, takes: Takes = anything) -> Program:
-    """Two nodes that do the same become one. What reads state is left alone: it may change between them."""
+def merge_common(p: Program, supports: Supports = supports_all) -> Program:
+    """Common subexpression elimination. Nodes that read a state are kept: it may change between them."""
     seen: dict[Any, int] = {}
 
     def rule(g: Graph, n: Node) -> Made:
@@ -185,14 +185,14 @@ def merge_common(p: Program, takes: Takes = anything) -> Program:
             return None
         return first
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
-def unflatten(p: Program, takes: Takes = anything) -> Program:
-    """A product whose leading dims are merged before and split after is the product of the whole tensors."""
+def unflatten(p: Program, supports: Supports = supports_all) -> Program:
+    """Remove the reshapes around a product that merge its leading dims before and split them after."""
 
     def source(g: Graph, i: int, kept: int, lead: tuple[Dim, ...]) -> int | None:
-        """What is reshaped to `i`, if it has the dims `lead` and then the last `kept` dims of `i`."""
+        """The operand of the reshape that makes `i`, if its dims are `lead` and the last `kept` dims of `i`."""
         n = g.by(i, "reshape")
         return n.ins[0] if n and g.dims(n.ins[0]) == (*lead, *g.dims(i)[-kept:]) else None
 
@@ -208,9 +208,9 @@ def unflatten(p: Program, takes: Takes = anything) -> Program:
         y = source(g, m.ins[1], kept, out[:-kept]) if m.op == "matmul" else m.ins[1]
         return [Node(m.op, (x, y, *m.ins[2:]), n.outs, m.attrs)] if x is not None and y is not None else None
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
-def swapped(shape: Shape) -> Shape:
-    """The shape with its last two dims exchanged."""
+def transposed(shape: Shape) -> Shape:
+    """The shape with its last two dims transposed."""
     return Shape(shape.dtype, (*shape.dims[:-2], shape.dims[-1], shape.dims[-2]))

@@ -1,4 +1,4 @@
-"""Arithmetic over weights alone is done once, when the program is lowered, by `reference`."""
+"""Constant folding: nodes over weights alone are computed once, at lowering, by the reference interpreter."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ from ..shapes.dim import Dim
 from .graph import drop_dead
 
 SOURCES = ("full", "arange")
-VIEWS = ("reshape", "permute", "expand", "slice", "select")  # cost nothing in a run; a copy would stand in the file
+VIEWS = (
+    "reshape",
+    "permute",
+    "expand",
+    "slice",
+    "select",
+)  # free at run time; a folded copy would be stored in the file
 WITHOUT_COPY = ("full", "permute", "expand", "slice", "select")
-SMALL = 1 << 16  # bytes; what is larger than its operands and this is quicker to make than to read from a file
+SMALL = 1 << 16  # bytes; a result larger than this and than its operands is cheaper to compute than to load
 
 
 def fold_constants(p: Program, weights: Mapping[str, torch.Tensor]) -> tuple[Program, dict[str, torch.Tensor]]:
-    """Nodes over weights, numbers and what is made of them become weights; one number becomes a `full`.
+    """Replace nodes over weights and constants by weights; a rank-0 result becomes a `full`.
 
-    A result stays a node's. A `full` counts as one number however large it is, so that nothing large is folded which is
-    made from little.
+    Results of the program stay nodes. A `full` counts as one number whatever its size, so that nothing large
+    is stored that is computed from little.
     """
     first, values = len(p.contract.inputs), list(p.values)
     known = {i: weights[v.key] for i, v in enumerate(values, first) if v.kind == "const" and v.dtype not in BLOCKS}
-    stored = {i: t.numel() * t.element_size() for i, t in known.items()} | {NONE: 0}  # bytes in the file behind a value
+    stored = {i: t.numel() * t.element_size() for i, t in known.items()}  # bytes that a value is computed from
     out = dict(weights)
 
     def fold(n: Node) -> Node | None:
-        """What is left of a node."""
+        """The node that remains, None if it was folded."""
         if n.regions:
             return replace(n, regions=tuple(Region(fold_all(r.nodes), r.results) for r in n.regions))
         size, made = _size(p, n, known), n.outs[0] if n.outs else NONE
@@ -64,8 +70,8 @@ def fold_constants(p: Program, weights: Mapping[str, torch.Tensor]) -> tuple[Pro
 
 
 def _size(p: Program, n: Node, known: Mapping[int, torch.Tensor]) -> int | None:
-    """The bytes of a node's result, if it can be computed now: its operands are known and it depends on no call."""
-    if len(n.outs) != 1 or n.regions or reference.meaning(n.op) is None:
+    """The bytes of a node's result, if it can be computed now: its operands and all sizes are known."""
+    if len(n.outs) != 1 or n.regions or reference.torch_function(n.op) is None:
         return None
     if not n.ins and n.op not in SOURCES or any(i != NONE and i not in known for i in n.ins):
         return None
@@ -78,7 +84,7 @@ def _size(p: Program, n: Node, known: Mapping[int, torch.Tensor]) -> int | None:
 
 def _compute(p: Program, n: Node, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
     v = p.value(n.outs[0])
-    if n.op == "full":  # one number, whatever the shape
+    if n.op == "full":  # a single number, expanded
         number = reference.apply(n, [Value(v.name, v.dtype, (), "temp")], [], {})[0]
         return number.expand([d.eval({}) for d in v.dims])
     return reference.apply(n, [v], [None if i == NONE else known[i] for i in n.ins], {})[0]

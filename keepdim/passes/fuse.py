@@ -1,6 +1,6 @@
-"""Rewrites that put several nodes into one op of an engine: norms, SwiGLU, rope, linear with bias and activation.
+"""Fusion passes: norms, SwiGLU, rope, linear with bias and activation.
 
-A pattern is taken only where the fused op computes the same in real arithmetic and nobody else reads what lies between.
+A pattern is fused only if the fused op is equal in real arithmetic and no other node reads the intermediate values.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from ..ir.program import NONE, Node, Program, Shape
 from ..shapes.dim import Dim
-from .clean import swapped
-from .graph import FULL, Graph, Made, Takes, anything, rewrite
+from .clean import transposed
+from .graph import FULL, Graph, Made, Supports, rewrite, supports_all
 
 
 def pairs(n: Node) -> Iterator[tuple[int, int]]:
@@ -22,7 +22,7 @@ def pairs(n: Node) -> Iterator[tuple[int, int]]:
 
 # ---------------------------------------------------------------- norms
 def _squared(g: Graph, i: int) -> tuple[int, Node] | None:
-    """(x, node) where the value is x * x."""
+    """(x, node) if the value is x * x."""
     n = g.by(i, "mul", "pow")
     if n is None:
         return None
@@ -33,21 +33,21 @@ def _squared(g: Graph, i: int) -> tuple[int, Node] | None:
 
 
 def _axes(g: Graph, mean: Node) -> int:
-    """Over how many of the last dims a mean goes that keeps its dims; 0 when it is another one."""
+    """The number of trailing dims that a mean with keepdim reduces; 0 for any other mean."""
     dims, rank = [d.value for d in mean.attrs["dims"]], len(g.dims(mean.ins[0]))
     kept = len(g.dims(mean.outs[0])) == rank
     return len(dims) if kept and dims == list(range(rank - len(dims), rank)) else 0
 
 
 def _root(g: Graph, i: int) -> int | None:
-    """What the value is the square root of."""
+    """x if the value is sqrt(x)."""
     n = g.only(i, "sqrt", "pow")
     power = g.with_number(n, "pow")
     return n.ins[0] if n and n.op == "sqrt" else power[0] if power and power[1] == 0.5 else None
 
 
 def _inverse_root(g: Graph, i: int) -> int | None:
-    """What the value is one over the square root of."""
+    """x if the value is 1 / sqrt(x)."""
     n = g.only(i, "rsqrt", "pow", "reciprocal", "div")
     if n is None:
         return None
@@ -64,37 +64,37 @@ def _inverse_root(g: Graph, i: int) -> int | None:
 
 
 def _scaled_by_root(g: Graph, n: Node) -> Iterator[tuple[int, int, float]]:
-    """(x, v, eps) of x / sqrt(v + eps), in its forms."""
-    tries = []
+    """(x, v, eps) of x / sqrt(v + eps), in any of its spellings."""
+    candidates = []
     if n.op == "mul":
-        tries = [(x, _inverse_root(g, y)) for x, y in pairs(n)]
+        candidates = [(x, _inverse_root(g, y)) for x, y in pairs(n)]
     elif n.op == "div" and len(n.ins) == 2:
-        tries = [(n.ins[0], _root(g, n.ins[1]))]
-    for x, v in tries:
+        candidates = [(n.ins[0], _root(g, n.ins[1]))]
+    for x, v in candidates:
         sum_ = g.with_number(g.only(v, "add"), "add") if v is not None else None
         if sum_ is not None and g.dtype(x) in FULL and g.shape(x) == g.shape(n.outs[0]):
             yield x, *sum_
 
 
 def _affine(g: Graph, n: Node, norm: str, bias: bool) -> Made:
-    """A norm without weight times one, or without bias plus one, as the norm's own operand."""
+    """Fuse a multiplication by a weight, or an addition of a bias, after a norm that has none."""
     for y, w in pairs(n) if n.op in ("mul", "add") else ():
         m = g.only(y, norm)
         if m is None or g.dtype(y) not in FULL:
             continue
         ins = [*m.ins, NONE, NONE][:3]
-        place = 1 if n.op == "mul" else 2
-        if ins[place] != NONE or ins[2] != NONE or (place == 2 and not bias):
+        operand = 1 if n.op == "mul" else 2
+        if ins[operand] != NONE or ins[2] != NONE or (operand == 2 and not bias):
             continue
         axes = m.attrs["axes"].eval({})
         if g.shape(w) == Shape(g.dtype(y), g.dims(y)[-axes:]) and g.shape(n.outs[0]) == g.shape(y):
-            ins[place] = w
+            ins[operand] = w
             return [Node(norm, tuple(ins if bias else ins[:2]), n.outs, m.attrs)]
     return None
 
 
-def fuse_rms_norm(p: Program, takes: Takes = anything) -> Program:
-    """x / sqrt(mean(x * x) + eps), times a weight or not."""
+def fuse_rms_norm(p: Program, supports: Supports = supports_all) -> Program:
+    """x / sqrt(mean(x * x) + eps), optionally times a weight."""
 
     def rule(g: Graph, n: Node) -> Made:
         for x, v, eps in _scaled_by_root(g, n):
@@ -104,11 +104,11 @@ def fuse_rms_norm(p: Program, takes: Takes = anything) -> Program:
                 return [Node("rms_norm", (x,), n.outs, {"eps": eps, "axes": Dim.const(axes)})]
         return _affine(g, n, "rms_norm", bias=False)
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
-def fuse_layer_norm(p: Program, takes: Takes = anything) -> Program:
-    """(x - mean(x)) / sqrt(var(x) + eps), times a weight, plus a bias, or not."""
+def fuse_layer_norm(p: Program, supports: Supports = supports_all) -> Program:
+    """(x - mean(x)) / sqrt(var(x) + eps), optionally times a weight and plus a bias."""
 
     def rule(g: Graph, n: Node) -> Made:
         for c, v, eps in _scaled_by_root(g, n):
@@ -123,11 +123,11 @@ def fuse_layer_norm(p: Program, takes: Takes = anything) -> Program:
                 return [Node("layer_norm", (x, NONE, NONE), n.outs, {"eps": eps, "axes": Dim.const(axes)})]
         return _affine(g, n, "layer_norm", bias=True)
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
 def _variance(g: Graph, v: int, x: int, c: int, mean: Node) -> list[Node] | None:
-    """The nodes that read c, where v is the variance of x over the dims of `mean` and c is x - mean."""
+    """The nodes that read c = x - mean, if v is the variance of x over the dims of `mean`."""
     n = g.only(v, "mean", "var")
     if n is None or n.attrs["dims"] != mean.attrs["dims"] or g.dims(v) != g.dims(mean.outs[0]):
         return None
@@ -138,7 +138,7 @@ def _variance(g: Graph, v: int, x: int, c: int, mean: Node) -> list[Node] | None
 
 
 # ---------------------------------------------------------------- gates and positions
-def fuse_swiglu(p: Program, takes: Takes = anything) -> Program:
+def fuse_swiglu(p: Program, supports: Supports = supports_all) -> Program:
     """g * sigmoid(g) as silu(g); silu(g) * up as swiglu(g, up)."""
 
     def rule(g: Graph, n: Node) -> Made:
@@ -155,31 +155,31 @@ def fuse_swiglu(p: Program, takes: Takes = anything) -> Program:
                 return [Node("silu", (y,), n.outs)]
         return None
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
-def fuse_rope(p: Program, takes: Takes = anything) -> Program:
+def fuse_rope(p: Program, supports: Supports = supports_all) -> Program:
     """x * cos + rotated(x) * sin, where rotated(x) is the second half of x negated, then the first."""
 
     def rule(g: Graph, n: Node) -> Made:
         if n.op != "add" or g.dtype(n.outs[0]) not in FULL:
             return None
         for a, b in pairs(n):
-            straight, turned = g.only(a, "mul"), g.only(b, "mul")
-            if straight is None or turned is None:
+            cos_term, sin_term = g.only(a, "mul"), g.only(b, "mul")
+            if cos_term is None or sin_term is None:
                 continue
-            for rotated, sin in pairs(turned):
+            for rotated, sin in pairs(sin_term):
                 x = _rotated(g, rotated)
-                for y, cos in pairs(straight) if x is not None else ():
+                for y, cos in pairs(cos_term) if x is not None else ():
                     if y == x and g.shape(x) == g.shape(n.outs[0]) and _broadcasts(g, x, cos, sin):
                         return [Node("rope", (x, cos, sin), n.outs)]
         return None
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
 def _broadcasts(g: Graph, x: int, *others: int) -> bool:
-    """Whether each size of the others is 1 or x's own, whatever the call."""
+    """Whether the others provably broadcast to x: each size is 1 or equal to x's."""
     dims = g.dims(x)
     return all(
         g.dtype(i) == g.dtype(x)
@@ -208,8 +208,8 @@ def _rotated(g: Graph, i: int) -> int | None:
 
 
 # ---------------------------------------------------------------- linear
-def fuse_linear(p: Program, takes: Takes = anything) -> Program:
-    """A product with a matrix plus a vector as `linear` with bias; an activation behind it as its attribute."""
+def fuse_linear(p: Program, supports: Supports = supports_all) -> Program:
+    """matmul with a matrix plus a vector → `linear` with bias; an activation after it becomes its attribute."""
 
     def rule(g: Graph, n: Node) -> Made:
         if n.op == "matmul":
@@ -217,13 +217,13 @@ def fuse_linear(p: Program, takes: Takes = anything) -> Program:
             return [Node("linear", (n.ins[0], w.ins[0], NONE), n.outs)] if w and len(g.dims(n.ins[1])) == 2 else None
         if n.op == "add":
             return _bias(g, n)
-        name = _activation(n)
+        name = activation_of(n)
         m = g.only(n.ins[0], "linear") if name else None
         if m is None or "activation" in m.attrs or g.shape(n.ins[0]) != g.shape(n.outs[0]):
             return None
         return [Node("linear", m.ins, n.outs, {**m.attrs, "activation": name})]
 
-    return rewrite(p, rule, takes)
+    return rewrite(p, rule, supports)
 
 
 def _bias(g: Graph, n: Node) -> Made:
@@ -236,14 +236,16 @@ def _bias(g: Graph, n: Node) -> Made:
         if m.op == "linear" and "activation" not in m.attrs and (len(m.ins) < 3 or m.ins[2] == NONE):
             return [Node("linear", (*m.ins[:2], b), n.outs)]
         if m.op == "matmul" and len(g.dims(m.ins[1])) == 2:
-            w = g.temp(f"{g.values[m.ins[1]].name}.t", swapped(g.shape(m.ins[1])))
-            turn = Node("permute", (m.ins[1],), (w,), {"dims": (Dim.const(1), Dim.const(0))})
-            return [turn, Node("linear", (m.ins[0], w, b), n.outs)]
+            w = g.temp(f"{g.values[m.ins[1]].name}.t", transposed(g.shape(m.ins[1])))
+            transpose = Node("permute", (m.ins[1],), (w,), {"dims": (Dim.const(1), Dim.const(0))})
+            return [transpose, Node("linear", (m.ins[0], w, b), n.outs)]
     return None
 
 
-def _activation(n: Node) -> str:
-    """The name of an activation as linear's attribute has it; empty when it is none."""
+def activation_of(n: Node) -> str:
+    """The name of an activation as an attribute; empty if the node is not one."""
     if n.op == "gelu":
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(n.attrs.get("approximate", "none"), "")
-    return n.op if n.op in ("relu", "silu", "tanh", "sigmoid") else ""
+    if n.op == "clamp":
+        return "relu6" if (n.attrs.get("min"), n.attrs.get("max")) in ((0, 6), (Dim.const(0), Dim.const(6))) else ""
+    return n.op if n.op in ("relu", "silu", "tanh", "sigmoid", "hardswish", "hardsigmoid") else ""

@@ -1,7 +1,7 @@
-"""A Program as rewrites see it: who makes a value, who reads it, which number it is; and the one way to replace nodes.
+"""A Program as passes see it: producers and readers of values, constants; and `rewrite`, which replaces nodes.
 
-A rule looks at one node, in order, and says what stands for it: other nodes, an earlier value, or nothing. The last of
-the other nodes makes the same value, so operands of later nodes need no change; what is then read by nobody is dropped.
+A rule visits the nodes in order and returns replacement nodes, an equal earlier value, or None for no change. The last
+replacement node produces the same value id, so later operands need no change; dead nodes are dropped afterwards.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ..shapes.contract import BLOCKS
 from ..shapes.dim import Dim
 
 FLOATS = ("f16", "bf16", "f32", "f64")
-FULL = ("f32", "f64")  # half precision rounds between its ops, and overflows there: one op would give other numbers
+FULL = ("f32", "f64")  # 16-bit floats round and overflow between ops: fusing would change the numbers
 COMMUTES = ("add", "mul", "maximum", "minimum", "eq", "ne")
 
-Takes = Callable[[Program], bool]  # whether an engine runs a Program of one node
-Made = list[Node] | int | None  # nodes in place of one, a value that is equal to it, or no change
+Supports = Callable[[Program], bool]  # whether an engine supports a Program of one node
+Made = list[Node] | int | None  # replacement nodes, an equal value, or no change
 
 
-def anything(_: Program) -> bool:
-    """An engine that runs everything."""
+def supports_all(_: Program) -> bool:
+    """An engine that supports every node."""
     return True
 
 
 class Graph:
-    """Makers and readers of a Program's values, kept true while its nodes are replaced one after the other."""
+    """Producers and readers of a Program's values, updated while its nodes are replaced."""
 
     def __init__(self, p: Program):
         self.p = p
@@ -38,8 +38,8 @@ class Graph:
         self.names = {v.name for v in self.values}
         self.results = set(p.results)
         self.made: dict[int, Node] = {}
-        self.same: dict[int, int] = {}  # a value → the earlier one that it is
-        self.hidden: set[int] = set()  # values of regions that are behind us: nobody else sees them
+        self.same: dict[int, int] = {}  # value → the equal earlier value that replaces it
+        self.hidden: set[int] = set()  # values of regions already visited: not visible outside
         self.reads = Counter(p.results)
         for n in p.walk():
             self.reads.update(n.ins)
@@ -55,24 +55,24 @@ class Graph:
         return self.values[i].dtype
 
     def shape(self, i: int) -> Shape:
-        """Both of them."""
+        """Dtype and sizes of value i."""
         return Shape(self.values[i].dtype, self.values[i].dims)
 
     def by(self, i: int, *ops: str) -> Node | None:
-        """The node that makes this value, if it is one of these ops."""
+        """The node that produces this value, if it is one of these ops."""
         n = self.made.get(i)
         return n if n is not None and n.op in ops else None
 
     def only(self, i: int, *ops: str) -> Node | None:
-        """As `by`, and one reader alone has the value."""
+        """As `by`, if the value has a single reader."""
         return self.by(i, *ops) if self.reads[i] == 1 else None
 
     def within(self, i: int, nodes: Iterable[Node]) -> bool:
-        """Whether nobody but these nodes reads the value."""
+        """Whether only these nodes read the value."""
         return self.reads[i] == sum(n.ins.count(i) for n in nodes)
 
     def number(self, i: int) -> Dim | float | None:
-        """The number that every element of this value is."""
+        """The constant that all elements of this value are equal to, if known."""
         n = self.made.get(i)
         if n is None:
             return None
@@ -105,22 +105,24 @@ class Graph:
         return len(self.values) - 1
 
     def put(self, n: Node) -> None:
-        """Note that this node makes its values."""
+        """Register the node as the producer of its values."""
         for i in n.outs:
             self.made[i] = n
 
-    def stands_for(self, i: int, out: int) -> bool:
-        """Whether `i` may stand where `out` stood: a result stays a value that a node makes, and its own."""
+    def replaceable(self, out: int, i: int) -> bool:
+        """Whether `i` may replace `out`. A result must stay a value of its own that a node produces."""
         if self.shape(i) != self.shape(out) or i in self.hidden:
             return False
         return out not in self.results or (self.values[i].kind == "temp" and i not in self.results)
 
-    def alone(self, n: Node) -> Program:
-        """The node as a Program of its own, with its operands as further inputs: to ask an engine about it."""
+    def single_node(self, n: Node) -> Program:
+        """A Program of this node alone, with its operands as inputs: to ask an engine whether it supports the node."""
         c, out = self.p.contract, self.values[n.outs[0]]
         ids: dict[int, int] = {NONE: NONE}
         specs = list(c.inputs)
-        quantised = [i for i in dict.fromkeys(n.ins) if i != NONE and self.dtype(i) in BLOCKS]  # no inputs have that
+        quantised = [
+            i for i in dict.fromkeys(n.ins) if i != NONE and self.dtype(i) in BLOCKS
+        ]  # inputs cannot be quantised
         for i in n.ins:
             if i not in ids and i not in quantised:
                 ids[i] = len(specs)
@@ -132,8 +134,8 @@ class Graph:
         return Program(contract, (*(self.values[i] for i in quantised), out), (node,), (made,))
 
 
-def rewrite(p: Program, rule: Callable[[Graph, Node], Made], takes: Takes = anything) -> Program:
-    """Apply a rule to every node in order, inside regions too; new nodes only where the engine takes all of them."""
+def rewrite(p: Program, rule: Callable[[Graph, Node], Made], supports: Supports = supports_all) -> Program:
+    """Apply a rule to every node in order, also inside regions; replace only if the engine supports all new nodes."""
     g = Graph(p)
 
     def now(i: int) -> int:
@@ -142,11 +144,11 @@ def rewrite(p: Program, rule: Callable[[Graph, Node], Made], takes: Takes = anyt
     def replaced(n: Node) -> list[Node]:
         made = rule(g, n)
         new = [n]
-        if isinstance(made, int) and g.stands_for(made, n.outs[0]):
+        if isinstance(made, int) and g.replaceable(n.outs[0], made):
             g.same[n.outs[0]] = made
             g.reads[made] += g.reads[n.outs[0]]
             new = []
-        elif isinstance(made, list) and all(takes(g.alone(m)) for m in made):
+        elif isinstance(made, list) and all(supports(g.single_node(m)) for m in made):
             new = made
         if new != [n]:
             g.reads.subtract(n.ins)
@@ -174,8 +176,8 @@ def rewrite(p: Program, rule: Callable[[Graph, Node], Made], takes: Takes = anyt
     return drop_dead(replace(p, values=values, nodes=nodes, results=tuple(map(now, p.results))))
 
 
-def drop_dead(p: Program, takes: Takes = anything) -> Program:
-    """Nodes and values that no result needs; what reads a state may change it, and stays."""
+def drop_dead(p: Program, supports: Supports = supports_all) -> Program:
+    """Dead code elimination. Nodes that read a state are kept, since they may change it."""
     first = len(p.contract.inputs)
     needed = set(p.results) - {NONE}
     states = {i for i, v in enumerate(p.values, first) if v.kind == "state"}
@@ -207,7 +209,7 @@ def drop_dead(p: Program, takes: Takes = anything) -> Program:
 
 
 def renumber(n: Node, new: Callable[[int], int], outs: bool = False) -> Node:
-    """The node over other value ids: its operands, and its outs too where asked."""
+    """The node with new value ids: its operands, and with `outs` also its results."""
     regions: Any = tuple(
         Region(tuple(renumber(m, new, outs) for m in r.nodes), tuple(map(new, r.results))) for r in n.regions
     )

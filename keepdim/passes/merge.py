@@ -1,4 +1,4 @@
-"""Linear layers that read the same value become one, so that their input is read once and their weights in one go."""
+"""Merges linear layers with the same input into one, so that the input is read once and there is one larger product."""
 
 from __future__ import annotations
 
@@ -13,46 +13,29 @@ from ..ir.program import NONE, Node, Program, Region, Value
 from ..shapes.dim import Dim
 from .graph import drop_dead
 
-Stays = Callable[[torch.Tensor], bool]  # whether a weight lies where it is to stay
+IsMapped = Callable[[torch.Tensor], bool]  # whether a weight is mapped from a file and should not be copied
 
 
-def nothing(_: torch.Tensor) -> bool:
-    """All weights may be copied."""
+def none_mapped(_: torch.Tensor) -> bool:
+    """No weight is mapped: all may be copied."""
     return False
 
 
 def merge_linears(
-    p: Program, weights: Mapping[str, torch.Tensor], stays: Stays = nothing
+    p: Program, weights: Mapping[str, torch.Tensor], is_mapped: IsMapped = none_mapped
 ) -> tuple[Program, dict[str, torch.Tensor]]:
-    """Queries, keys and values; gate and up: one product, whose columns are the results.
+    """q, k and v projections, or gate and up: one product, sliced by columns.
 
-    Weights of which each one `stays` are left apart, unless they lie under each other already.
+    Weights that are all mapped are not merged, unless they are adjacent in memory.
     """
 
-    def joins(group: Sequence[Node]) -> bool:
+    def mergeable(group: Sequence[Node]) -> bool:
         parts = [weights[p.value(n.ins[1]).key] for n in group]
-        return not all(map(stays, parts)) or adjoining(parts) is not None
+        return not all(map(is_mapped, parts)) or adjacent_view(parts) is not None
 
-    first, values, out = len(p.contract.inputs), list(p.values), dict(weights)
-    together = {n.outs[0]: group for group in _groups(p) if joins(group) for n in group}
+    values, out = list(p.values), dict(weights)
+    together = {n.outs[0]: group for group in _groups(p) if mergeable(group) for n in group}
     done: set[int] = set()
-
-    def one(group: Sequence[Node]) -> Iterator[Node]:
-        n = group[0]
-        ins = [n.ins[0]]
-        for k in (1, 2):
-            operands = [m.ins[k] if k < len(m.ins) else NONE for m in group]
-            ins.append(NONE if operands[0] == NONE else _join(p, operands, values, out))
-        columns = [p.value(m.outs[0]).dims[-1] for m in group]
-        whole = p.value(n.outs[0])
-        dims = (*whole.dims[:-1], sum(columns[1:], columns[0]))
-        values.append(Value(f"{whole.name}.merged", whole.dtype, dims, "temp"))
-        made, start = first + len(values) - 1, Dim.const(0)
-        yield Node("linear", tuple(ins), (made,), n.attrs)
-        for m, width in zip(group, columns, strict=True):
-            attrs = {"dim": Dim.const(len(dims) - 1), "start": start, "step": Dim.const(1)}
-            yield Node("slice", (made,), m.outs, attrs)
-            start = start + width
 
     def merge(nodes: Iterable[Node]) -> Iterator[Node]:
         for n in nodes:
@@ -63,7 +46,7 @@ def merge_linears(
                 yield n
             elif n.outs[0] not in done:
                 done.update(m.outs[0] for m in group)
-                yield from one(group)
+                yield from _merged_nodes(p, group, values, out)
 
     nodes = tuple(merge(p.nodes))
     merged = drop_dead(replace(p, values=tuple(values), nodes=nodes))
@@ -71,13 +54,33 @@ def merge_linears(
     return merged, {k: w for k, w in out.items() if k in used}
 
 
+def _merged_nodes(
+    p: Program, group: Sequence[Node], values: list[Value], out: dict[str, torch.Tensor]
+) -> Iterator[Node]:
+    """One product for all of a group, and a slice of its columns for each; new values and weights are appended."""
+    n = group[0]
+    ins = [n.ins[0]]
+    for k in (1, 2):
+        operands = [m.ins[k] if k < len(m.ins) else NONE for m in group]
+        ins.append(NONE if operands[0] == NONE else _concat(p, operands, values, out))
+    columns = [p.value(m.outs[0]).dims[-1] for m in group]
+    part = p.value(n.outs[0])
+    dims = (*part.dims[:-1], sum(columns[1:], columns[0]))
+    values.append(Value(f"{part.name}.merged", part.dtype, dims, "temp"))
+    made, start = len(p.contract.inputs) + len(values) - 1, Dim.const(0)
+    yield Node("linear", tuple(ins), (made,), n.attrs)
+    for m, width in zip(group, columns, strict=True):
+        yield Node("slice", (made,), m.outs, {"dim": Dim.const(len(dims) - 1), "start": start, "step": Dim.const(1)})
+        start = start + width
+
+
 def _groups(p: Program) -> list[list[Node]]:
-    """Linear nodes that can be one: of one input, with weights of one type that nobody else reads."""
+    """Groups of linear nodes that can be merged: same input, weights of one dtype without other readers."""
     reads = Counter(p.results)
     for n in p.walk():
         reads.update([*n.ins, *(i for r in n.regions for i in r.results)])
 
-    def own(i: int) -> str:
+    def unshared_dtype(i: int) -> str:
         v = p.value(i) if i != NONE else None
         return "none" if v is None else v.dtype if v.kind == "const" and reads[i] == 1 else ""
 
@@ -88,7 +91,7 @@ def _groups(p: Program) -> list[list[Node]]:
                 yield from among(r.nodes)
             if n.op != "linear" or n.outs[0] in p.results:
                 continue
-            kinds = own(n.ins[1]), own(n.ins[2] if len(n.ins) > 2 else NONE)
+            kinds = unshared_dtype(n.ins[1]), unshared_dtype(n.ins[2] if len(n.ins) > 2 else NONE)
             if all(kinds) and len(n.ins) <= 3:
                 found[n.ins[0], *kinds, n.attrs.get("activation")].append(n)
         yield from (group for group in found.values() if len(group) > 1)
@@ -96,11 +99,11 @@ def _groups(p: Program) -> list[list[Node]]:
     return list(among(p.nodes))
 
 
-def adjoining(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The tensors as one, without a copy: they lie under each other in one piece of memory.
+def adjacent_view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The tensors as one view, if they are adjacent in one storage; else None.
 
     >>> x = torch.arange(6.0).reshape(3, 2)
-    >>> adjoining([x[:1], x[1:]]).shape, adjoining([x[1:], x[:1]])
+    >>> adjacent_view([x[:1], x[1:]]).shape, adjacent_view([x[1:], x[:1]])
     (torch.Size([3, 2]), None)
     """
     first = parts[0]
@@ -111,13 +114,13 @@ def adjoining(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.as_strided((sum(len(t) for t in parts), *first.shape[1:]), first.stride())
 
 
-def _join(p: Program, operands: Sequence[int], values: list[Value], weights: dict[str, torch.Tensor]) -> int:
-    """The constants under each other, as a new one."""
+def _concat(p: Program, operands: Sequence[int], values: list[Value], weights: dict[str, torch.Tensor]) -> int:
+    """Concatenate constants along dim 0 into a new one; returns its value id."""
     parts = [p.value(i) for i in operands]
     rows = [v.dims[0] for v in parts]
     name = f"{parts[0].name}.merged"
     values.append(Value(name, parts[0].dtype, (sum(rows[1:], rows[0]), *parts[0].dims[1:]), "const", name))
     tensors = [weights[v.key] for v in parts]
-    joined = adjoining(tensors)
+    joined = adjacent_view(tensors)
     weights[name] = torch.cat(tensors) if joined is None else joined
     return len(p.contract.inputs) + len(values) - 1

@@ -1,7 +1,7 @@
-"""Several implementations of one function, each for a range of some size: declared, checked, tuned, exported.
+"""Dispatch by size: several implementations of one function, each for a range of some size, declared or tuned.
 
 Owns `dispatch`, its checks and its tuning, the leaves of nested `torch.cond` in a graph, and the thresholds of the
-engines. Takes functions and axes; gives a module that exports, and tables of ranges. Never lowers anything.
+engines. Takes functions and axes; returns a module that can be exported, and tables of ranges. Never lowers anything.
 """
 
 from .branches import Leaf, implementations, recording

@@ -1,21 +1,18 @@
-"""Boxes of sizes: an inclusive range on every axis. Boxes tile a domain, and a tree of cuts finds the one that a point
-lies in.
-"""
+"""Boxes of sizes: an inclusive range on every axis. Boxes tile a domain; a decision tree finds the box of a point."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from .axes import Axis, Range
 
-Box = tuple[Range, ...]  # one range an axis
-Tree = int | tuple[int, int, Any, Any]  # an implementation, or (axis, at, up to `at`, above it)
+Box = tuple[Range, ...]  # one range per axis
+Tree = int | tuple[int, int, "Tree", "Tree"]  # an implementation, or (axis, at, subtree <= at, subtree > at)
 
 
 def show(axes: Sequence[Axis], box: Box) -> str:
-    """A box in words.
+    """A box as text.
 
     >>> from keepdim.ranges.axes import parse
     >>> show(parse("f", {"s": "x.shape[0]", "b": "x.shape[1]"}, {"s": (1, 9), "b": (1, 4)}), ((1, 9), (2, 2)))
@@ -27,24 +24,24 @@ def show(axes: Sequence[Axis], box: Box) -> str:
 
 
 def common(a: Box, b: Box) -> Box | None:
-    """What two boxes share."""
+    """The intersection of two boxes, None if it is empty."""
     both = tuple((max(p[0], q[0]), min(p[1], q[1])) for p, q in zip(a, b, strict=True))
     return None if any(lo > hi for lo, hi in both) else both
 
 
 def without(box: Box, taken: Sequence[Box]) -> list[Box]:
-    """The parts of a box that no other covers, as boxes.
+    """The parts of a box that none of `taken` covers, as boxes.
 
     >>> without(((1, 9),), [((3, 4),)])
     [((1, 2),), ((5, 9),)]
     """
     left = [box]
     for t in taken:
-        left = [piece for b in left for piece in _less(b, t)]
+        left = [piece for b in left for piece in _subtract(b, t)]
     return left
 
 
-def _less(box: Box, hole: Box) -> list[Box]:
+def _subtract(box: Box, hole: Box) -> list[Box]:
     both = common(box, hole)
     if both is None:
         return [box]
@@ -56,7 +53,7 @@ def _less(box: Box, hole: Box) -> list[Box]:
 
 
 def tree(domain: Box, tiles: Sequence[tuple[Box, int]]) -> Tree:
-    """Cuts that end in one implementation each; a box is cut in two only where there is no other way.
+    """A decision tree whose leaves are implementations; boxes are split only where no cut avoids it.
 
     >>> tree(((1, 9),), [(((1, 3),), 0), (((4, 6),), 1), (((7, 9),), 0)])
     (0, 3, 0, (0, 6, 1, 0))
@@ -82,13 +79,13 @@ def cuts(node: Tree) -> list[tuple[int, int]]:
     return [] if isinstance(node, int) else [(node[0], node[1]), *cuts(node[2]), *cuts(node[3])]
 
 
-def ends(node: Tree) -> list[int]:
-    """The implementations that a tree ends in, each once."""
-    return [node] if isinstance(node, int) else sorted({*ends(node[2]), *ends(node[3])})
+def leaves(node: Tree) -> list[int]:
+    """The distinct implementations at the leaves of a tree."""
+    return [node] if isinstance(node, int) else sorted({*leaves(node[2]), *leaves(node[3])})
 
 
 def edges(axes: Sequence[Axis], tiles: Sequence[Box]) -> list[tuple[int, ...]]:
-    """Points on both sides of every border, and at both ends, of every box.
+    """The corners of all boxes: points on both sides of every border.
 
     >>> from keepdim.ranges.axes import parse
     >>> edges(parse("f", {"s": "x.shape[0]"}, {"s": (1, 9)}), [((1, 4),), ((5, 9),)])

@@ -1,33 +1,37 @@
-"""Conds in graphs: the implementations are the leaves of nested ones, however deep."""
+"""Nested `torch.cond`s in graphs: their leaves are the implementations of a dispatch."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from ..fx.nodes import IMPLEMENTATION
+from .axes import Args, Function, Kwargs
 
-_listeners: list[list[Any]] = []
+if TYPE_CHECKING:
+    from .declare import Dispatch
+
+_listeners: list[list[Dispatch]] = []
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A branch without further branches: where it is taken, and what it does."""
+    """A branch without further conds: its condition and its graph."""
 
-    name: str | None  # of the implementation, where the graph still says so
+    name: str | None  # of the implementation, if the graph still records it
     condition: str
     module: GraphModule
     ops: tuple[str, ...]
 
 
 def implementations(graph_module: GraphModule) -> list[Leaf]:
-    """The leaves of all conds in a graph, and in the graphs inside it, in the order of their conditions."""
+    """The leaves of all conds in a graph and its subgraphs, in the order of their conditions."""
     return list(_leaves(graph_module, ()))
 
 
@@ -45,23 +49,23 @@ def _leaves(gm: GraphModule, path: tuple[str, ...]) -> Iterator[Leaf]:
 def _leaf_of(gm: GraphModule, path: tuple[str, ...]) -> Leaf:
     calls = [n for n in gm.graph.nodes if n.op == "call_function"]
     names = [custom[IMPLEMENTATION] for n in calls if IMPLEMENTATION in (custom := n.meta.get("custom") or {})]
-    # The last, since what a branch computes for its own branches comes first.
+    # The last one: what a branch computes for its inner conds comes first.
     return Leaf(names[-1] if names else None, " and ".join(path), gm, tuple(str(n.target) for n in calls))
 
 
-def _texts(pred: Any) -> tuple[str, str]:
-    """What a predicate says, and its opposite."""
+def _texts(pred: Node | bool) -> tuple[str, str]:
+    """A predicate and its negation, as text."""
     val = pred.meta.get("val") if isinstance(pred, Node) else None
     if isinstance(val, torch.SymBool):
         return str(val.node.expr), str(~val.node.expr)
     return str(pred), f"not {pred}"
 
 
-def apart(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Arguments that share no memory, which a cond does not take: of views of one tensor all but the first are copied.
+def unalias(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """Copy arguments that share memory, which a cond refuses: all but the first view of one tensor are cloned.
     (Dynamo traces this too.)"""
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # given, whose memory it is, taken
+    seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # argument, its base, what replaces it
     for i, x in enumerate(leaves):
         if not isinstance(x, torch.Tensor):
             continue
@@ -73,16 +77,16 @@ def apart(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return pytree.tree_unflatten(leaves, spec)
 
 
-def bare_cond(pred: Any, low: Any, high: Any, args: Any, kwargs: Any) -> Any:
-    """The op itself, without Dynamo in front of it: each tensor once as an operand, the rest closed over."""
+def bare_cond(pred: torch.SymBool, low: Function, high: Function, args: Args, kwargs: Kwargs) -> Any:
+    """The cond op without Dynamo: each tensor once as an operand, other arguments closed over."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     unique = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
     order = list(unique)
 
-    def on(part: Any) -> Callable[..., Any]:
+    def on(part: Function) -> Function:
         def run(*tensors: torch.Tensor) -> Any:
-            mine = [tensors[order.index(id(x))] if isinstance(x, torch.Tensor) else x for x in leaves]
-            a, k = pytree.tree_unflatten(mine, spec)
+            replaced = [tensors[order.index(id(x))] if isinstance(x, torch.Tensor) else x for x in leaves]
+            a, k = pytree.tree_unflatten(replaced, spec)
             return part(a, k)
 
         return run
@@ -90,16 +94,16 @@ def bare_cond(pred: Any, low: Any, high: Any, args: Any, kwargs: Any) -> Any:
     return torch.ops.higher_order.cond(pred, on(low), on(high), tuple(unique.values()))
 
 
-# ---------------------------------------------------------------- what is traced
+# ---------------------------------------------------------------- recording dispatches during an export
 @contextlib.contextmanager
-def recording() -> Iterator[list[Any]]:
-    """Every Dispatch that an export traces meanwhile, each once.
+def recording() -> Iterator[list[Dispatch]]:
+    """Collect every Dispatch that an export traces within this context, each once.
 
     with recording() as found:
         torch.export.export(model, args, dynamic_shapes=...)
     [d.table for d in found]
     """
-    found: list[Any] = []
+    found: list[Dispatch] = []
     _listeners.append(found)
     try:
         yield found
@@ -107,8 +111,8 @@ def recording() -> Iterator[list[Any]]:
         _listeners[:] = [x for x in _listeners if x is not found]
 
 
-def note(dispatch: Any) -> None:
-    """A dispatch is being traced."""
+def note(dispatch: Dispatch) -> None:
+    """Add a dispatch that is being traced to all active recordings."""
     for found in _listeners:
         if not any(d is dispatch for d in found):
             found.append(dispatch)

@@ -1,8 +1,8 @@
 """Several implementations of one function, each for a range of some size, in one program that keeps its branches.
 
-`dispatch` declares them; a Dispatch is called like the function it stands for. With numbers for sizes it looks the
-implementation up; where sizes are symbols (torch.export, torch.compile) it becomes nested `torch.cond`s on them. Which
-implementation is best where is measured in `tuning`.
+`dispatch` declares them; a Dispatch is called like the function that it implements. For concrete sizes it looks the
+implementation up; for symbolic sizes (torch.export, torch.compile) it becomes nested `torch.cond`s on them. `tuning`
+measures which implementation is fastest at which sizes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx.traceback as fx_traceback
@@ -19,14 +19,33 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 
-from ..artifact.range_table import Row, Table
+from ..artifact.range_table import RangeRow, RangeTable
 from ..compat.tracing import forget_conds
 from ..errors import fail
 from ..fx.nodes import DISPATCH, IMPLEMENTATION
 from . import boxes, preflight
-from .axes import Axis, Range, Reader, checked_range, parse, required, signature_of
+from .axes import (
+    Args,
+    Axis,
+    Examples,
+    Function,
+    Kwargs,
+    Range,
+    Reader,
+    Size,
+    checked_range,
+    parse,
+    required,
+    signature_of,
+)
 from .boxes import Box, Tree
-from .branches import apart, bare_cond, note
+from .branches import bare_cond, note, unalias
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.partitioner import Partitioner
+
+Fresh = dict[int, tuple[bool, ...]]  # implementation → which of its results are fresh and contiguous
+Cond = Callable[[torch.SymBool, Function, Function, Args, Kwargs], Any]  # `bare_cond`
 
 
 @dataclass(eq=False)
@@ -34,24 +53,25 @@ class Implementation:
     """One of a dispatch's implementations."""
 
     name: str
-    run: Callable[..., Any]
-    partitioner: Any = None  # who lowers its branch, where that is not the program's own
+    run: Function
+    partitioner: Partitioner | None = None  # lowers its branch, if not the program's partitioner
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Implementation:
-        return Implementation(self.name, copy.deepcopy(self.run, memo), self.partitioner)  # which cannot be copied
+        # Partitioners cannot be copied.
+        return Implementation(self.name, copy.deepcopy(self.run, memo), self.partitioner)
 
 
 def dispatch(
     axes: Mapping[str, str],
     domain: Mapping[str, Range],
-    reference: Callable[..., Any] | None = None,
-    examples: Any = None,
+    reference: Function | None = None,
+    examples: Examples | None = None,
     name: str | None = None,
 ) -> Dispatch:
     """Declare a function with several implementations, chosen by the sizes of its arguments.
 
-    `axes` names one or two sizes, or expressions of sizes, and `domain` the values they may have, ends included.
-    `reference` is what the implementations are compared with when they are tuned; `examples` are arguments.
+    `axes` names one or two sizes, or expressions of sizes; `domain` gives their inclusive ranges.
+    `reference` is compared with the implementations when they are tuned; `examples` are arguments.
 
     >>> def double(x): return x + x
     >>> f = dispatch(axes={"n": "x.shape[0]"}, domain={"n": (1, 100)}, name="f")
@@ -69,33 +89,33 @@ def dispatch(
 class Dispatch(torch.nn.Module):
     """See `dispatch`. Implementations that are modules are submodules; functions stay as they are."""
 
-    def __init__(self, axes: Mapping[str, str], domain: Mapping[str, Range], reference: Callable[..., Any] | None,
-                 examples: Any, name: str | None):  # fmt: skip
+    def __init__(self, axes: Mapping[str, str], domain: Mapping[str, Range], reference: Function | None,
+                 examples: Examples | None, name: str | None):  # fmt: skip
         super().__init__()
         self.name = name or (_name_of(reference) if reference is not None else "dispatch")
         self.axes = parse(self.name, axes, domain)
         self.examples = examples
         self.implementations: list[Implementation] = []
-        self.parts = torch.nn.ModuleList()  # the implementations that are modules
-        self._reference = (reference,)  # in a tuple: its parameters are not the program's
-        self._columns: tuple[Axis, ...] = self.axes  # what the boxes are over: the axes, or their product
+        self.parts = torch.nn.ModuleList()  # implementations that are modules
+        self._reference = (reference,)  # in a tuple, so that its parameters are not registered
+        self._columns: tuple[Axis, ...] = self.axes  # the axes of the boxes: `axes`, or their product
         self._product = False
-        self._cut: list[int] = []  # the axes that decide anything
+        self._cut: list[int] = []  # indices of the axes that the tree reads
         self._tiles: list[tuple[Box, int]] = []
         self._tree: Tree | None = None
-        self._measured: Table | None = None
+        self._measured: RangeTable | None = None
         self._read: Reader | None = None
         if reference is not None:
-            self._learn(reference, f"the reference {_name_of(reference)!r}")
+            self._set_reader(reference, f"the reference {_name_of(reference)!r}")
 
     @property
-    def reference(self) -> Callable[..., Any] | None:
+    def reference(self) -> Function | None:
         """What the implementations are compared with."""
         return self._reference[0]
 
     @property
-    def stands_for(self) -> Callable[..., Any] | None:
-        """The function that says how arguments are called; None where none is declared yet."""
+    def signature_function(self) -> Function | None:
+        """The function that defines the parameter names; None if none is declared yet."""
         return self.reference or (self.implementations[0].run if self.implementations else None)
 
     @property
@@ -104,23 +124,23 @@ class Dispatch(torch.nn.Module):
         return tuple(a.range for a in self.axes)
 
     # ------------------------------------------------------------ declaring
-    def impl(self, run: Callable[..., Any], *, upto: int | None = None, name: str | None = None,
-             partitioner: Any = None, **ranges: Range) -> Dispatch:  # fmt: skip
-        """Add an implementation: up to a size, for a range of each axis, or for what the others leave.
+    def impl(self, run: Function, *, upto: int | None = None, name: str | None = None,
+             partitioner: Partitioner | None = None, **ranges: Range) -> Dispatch:  # fmt: skip
+        """Add an implementation: up to a size, for a range of each axis, or for the rest of the domain.
 
-        Where no implementation has a range, all of them are candidates for `tune`.
+        If no implementation has a range, all of them are candidates for `tune`.
         """
         label = name or _name_of(run)
         where = f"{self.name}, implementation {label!r}"
         if not callable(run):
             fail("dispatch", where, f"is a {type(run).__name__}, which cannot be called")
         if isinstance(run, torch.nn.Module) and any(m is self for m in run.modules()):
-            fail("dispatch", where, "has this dispatch in it, which would never end")
+            fail("dispatch", where, "contains this dispatch, which would recurse forever")
         if any(i.name == label for i in self.implementations):
             fail("dispatch", where, "is there already", "Give another name=")
         if self._measured is not None:
             fail("dispatch", where, "comes after tune()", "Add it before")
-        self._fits(run, label)
+        self._check_signature(run, label)
         mine = self._boxes(where, upto, ranges)
         for box in mine:
             for taken, i in self._tiles:
@@ -131,31 +151,31 @@ class Dispatch(torch.nn.Module):
         if isinstance(run, torch.nn.Module):
             self.parts.append(run)
         self.implementations.append(Implementation(label, run, partitioner))
-        self._serve(self.axes, [*self._tiles, *((box, len(self.implementations) - 1) for box in mine)])
+        self._set_tiles(self.axes, [*self._tiles, *((box, len(self.implementations) - 1) for box in mine)])
         return self
 
-    def _learn(self, run: Callable[..., Any], who: str) -> None:
-        """How arguments are called; and examples have what the axes read."""
+    def _set_reader(self, run: Function, who: str) -> None:
+        """Take the parameter names from a function, and check that the examples have the tensors of the axes."""
         self._read = Reader(self.name, self.axes, run, who)
         if isinstance(self.examples, (tuple, list)):
             self._read.tensors(*self.examples)
 
-    def _fits(self, run: Callable[..., Any], label: str) -> None:
-        """The first function says how arguments are called; each takes as many."""
+    def _check_signature(self, run: Function, label: str) -> None:
+        """The first function defines the parameter names; all others take as many arguments."""
         if self._read is None:
-            self._learn(run, f"the implementation {label!r}")
-        first = self.stands_for or run
+            self._set_reader(run, f"the implementation {label!r}")
+        first = self.signature_function or run
         counts = [None if (s := signature_of(f)) is None else required(s) for f in (first, run)]
         if None not in counts and counts[0] != counts[1]:
             fail("dispatch", f"{self.name}, implementation {label!r}",
                  f"needs {counts[1]} arguments, but {_name_of(first)!r} {counts[0]}")  # fmt: skip
 
-    def _boxes(self, where: str, upto: int | None, ranges: Mapping[str, Any]) -> list[Box]:
-        """What an implementation is declared to serve; nothing where it is a candidate."""
+    def _boxes(self, where: str, upto: int | None, ranges: Mapping[str, Range]) -> list[Box]:
+        """The boxes that an implementation is declared for; empty for a candidate."""
         names = [a.name for a in self.axes]
         for name in ranges:
             if name not in names:
-                fail("dispatch", where, f"names {name!r}, which is no axis ({', '.join(names)})")
+                fail("dispatch", where, f"names {name!r}, which is not an axis ({', '.join(names)})")
         bare = upto is None and not ranges
         if self.implementations and not self._tiles:
             if not bare:
@@ -165,7 +185,7 @@ class Dispatch(torch.nn.Module):
         left = boxes.without(self.domain, [box for box, _ in self._tiles])
         if bare:
             if not left:
-                fail("dispatch", where, "has nothing to serve: the others cover the domain")
+                fail("dispatch", where, "has no sizes left: the others cover the domain")
             return left if self._tiles else []
         if upto is not None:
             return [self._up_to(where, upto, ranges, left)]
@@ -178,25 +198,25 @@ class Dispatch(torch.nn.Module):
                 fail("dispatch", where, f"{axis.name} in {lo}..{hi} is not inside the domain {axis.lo}..{axis.hi}")
         if len(self.axes) == 1 and left and left[0][0][0] < box[0][0]:
             gap = ((left[0][0][0], box[0][0] - 1),)
-            fail("dispatch", where, f"leaves a gap: nobody serves {boxes.show(self.axes, gap)}")
+            fail("dispatch", where, f"leaves a gap: no implementation for {boxes.show(self.axes, gap)}")
         return [box]
 
-    def _up_to(self, where: str, upto: Any, ranges: Mapping[str, Any], left: Sequence[Box]) -> Box:
+    def _up_to(self, where: str, upto: int, ranges: Mapping[str, Range], left: Sequence[Box]) -> Box:
         if len(self.axes) != 1 or ranges:
             fail("dispatch", where, "has upto=, which is for one axis and no other range", "Give a range an axis")
         (axis,) = self.axes
         if not isinstance(upto, int) or isinstance(upto, bool):
-            fail("dispatch", where, f"has upto={upto!r}, not a whole number")
+            fail("dispatch", where, f"has upto={upto!r}, not an integer")
         start = left[0][0][0] if left else axis.hi + 1
         if self._tiles and upto < start:
-            fail("dispatch", where, f"has upto={upto}, but {axis.name} up to {start - 1} is served already",
+            fail("dispatch", where, f"has upto={upto}, but {axis.name} up to {start - 1} has an implementation already",
                  "Splits have to increase")  # fmt: skip
         if not axis.lo <= upto <= axis.hi:
             fail("dispatch", where, f"has upto={upto}, which is not inside the domain {axis.lo}..{axis.hi}")
         return ((start, upto),)
 
-    def _serve(self, columns: tuple[Axis, ...], tiles: list[tuple[Box, int]]) -> None:
-        """Take a table; a tree stands only where it tiles the domain."""
+    def _set_tiles(self, columns: tuple[Axis, ...], tiles: list[tuple[Box, int]]) -> None:
+        """Set the table; the decision tree exists only if the boxes tile the domain."""
         self._columns, self._tiles, self._measured = columns, tiles, None
         self._product = columns != self.axes
         whole = tuple(a.range for a in columns)
@@ -208,8 +228,8 @@ class Dispatch(torch.nn.Module):
         self._cut = [0, 1] if self._product and cut else cut
 
     def check(self, *examples: Any, **kwargs: Any) -> Dispatch:
-        """Refuse a declaration that is not whole; with example arguments, also implementations that cannot stand in
-        one program."""
+        """Raise if the declaration is incomplete; with example arguments, also if the implementations cannot be
+        branches of one program."""
         if not self.implementations:
             fail("dispatch", self.name, "has no implementation", "Add some with impl()")
         if self._tree is None and not self._tiles:
@@ -217,23 +237,23 @@ class Dispatch(torch.nn.Module):
             fail("dispatch", self.name, f"has candidates without ranges ({names})", "Call tune(), or give each a range")
         if self._tree is None:
             gap = boxes.without(self.domain, [box for box, _ in self._tiles])[0]
-            fail("dispatch", self.name, f"has a gap: nobody serves {boxes.show(self.axes, gap)}")
+            fail("dispatch", self.name, f"has a gap: no implementation for {boxes.show(self.axes, gap)}")
         if examples or kwargs or self.examples is not None:
-            self._stage(*self._given(examples, kwargs))
+            self._symbolic_inputs(*self._example_args(examples, kwargs))
         return self
 
     @property
-    def table(self) -> Table:
-        """Who serves what; with the times, where they were measured."""
+    def table(self) -> RangeTable:
+        """Which implementation runs at which sizes, with the times if they were measured."""
         if self._measured is not None:
             return self._measured
         if self._tree is None:
             self.check()
         tiles = self._tiles or [(self.domain, 0)]
         names = [a.name for a in self._columns]
-        rows = [Row(dict(zip(names, box, strict=True)), self.implementations[i].name) for box, i in tiles]
+        rows = [RangeRow(dict(zip(names, box, strict=True)), self.implementations[i].name) for box, i in tiles]
         axes, domain = {a.name: a.text for a in self.axes}, {a.name: a.range for a in self.axes}
-        return Table(self.name, axes, domain, sorted(rows, key=lambda r: list(r.ranges.values())))
+        return RangeTable(self.name, axes, domain, sorted(rows, key=lambda r: list(r.ranges.values())))
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
@@ -241,9 +261,9 @@ class Dispatch(torch.nn.Module):
 
     # ------------------------------------------------------------ calling
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the implementation that serves these sizes."""
+        """Run the implementation for these sizes."""
         if kwargs and self._read is not None:
-            args, kwargs = self._read.placed(args, kwargs)
+            args, kwargs = self._read.to_positional(args, kwargs)
         if not _traced(args, kwargs) and (chosen := self._chosen(args, kwargs)) is not None:
             return chosen.run(*args, **kwargs)
         if self._tree is None:
@@ -252,13 +272,13 @@ class Dispatch(torch.nn.Module):
             return self._in_dynamo(args, kwargs)
         sizes = self._sizes(args, kwargs)
         if any(isinstance(n, torch.SymInt) for n in sizes):
-            return self._for_shapes(args, kwargs) if preflight.trying() else self._in_export(sizes, args, kwargs)
+            return self._for_shapes(args, kwargs) if preflight.in_preflight() else self._in_export(sizes, args, kwargs)
         self._check_domain(sizes)
-        self._refuse_numbers(sizes)  # an export; only one implementation is left, or this raises
-        return self.implementations[self._served(sizes)].run(*args, **kwargs)
+        self._refuse_static_sizes(sizes)  # an export: raises unless a single implementation is left
+        return self.implementations[self._lookup(sizes)].run(*args, **kwargs)
 
-    def _chosen(self, args: Any, kwargs: Any) -> Implementation | None:
-        """By numbers inside the domain, in about a microsecond; None where there is more to say."""
+    def _chosen(self, args: Args, kwargs: Kwargs) -> Implementation | None:
+        """Fast path for concrete sizes inside the domain, about a microsecond; None if the slow path has to decide."""
         if self._tree is None or self._read is None:
             return None
         try:
@@ -267,25 +287,26 @@ class Dispatch(torch.nn.Module):
             return None
         if not sizes:
             return None
-        for axis, n in zip(self.axes, sizes):  # noqa: B905  of one length, and strict costs time
+        for axis, n in zip(self.axes, sizes):  # noqa: B905  same length, and strict costs time
             if not axis.lo <= n <= axis.hi:
                 return None
-        return self.implementations[self._served(sizes)]
+        return self.implementations[self._lookup(sizes)]
 
-    def _served(self, sizes: Sequence[int]) -> int:
-        node: Any = self._tree
+    def _lookup(self, sizes: Sequence[int]) -> int:
+        node = self._tree
+        assert node is not None
         values = self._values(sizes)
-        while type(node) is not int:
+        while not isinstance(node, int):
             node = node[2] if values[node[0]] <= node[1] else node[3]
         return node
 
-    def _sizes(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """The size on every axis, where no symbol is asked whether it is equal to another."""
+    def _sizes(self, args: Args, kwargs: Kwargs) -> tuple[Size, ...]:
+        """The size on every axis; equality is checked for ints only, so that no symbol is guarded on."""
         assert self._read is not None
         try:
             terms = self._read.terms(*args, **kwargs)
         except (AttributeError, IndexError):
-            self._read.tensors(*args, **kwargs)  # says which tensor, and why
+            self._read.tensors(*args, **kwargs)  # raises with the tensor and the reason
             raise
         except ZeroDivisionError as e:
             shapes = ", ".join(f"{k} {list(x.shape)}" for k, x in self._read.tensors(*args, **kwargs).items())
@@ -302,45 +323,46 @@ class Dispatch(torch.nn.Module):
                 fail("dispatch", f"{self.name}, axis {axis.name!r}",
                      f"{axis.text} = {n} is out of the domain {axis.lo}..{axis.hi}")  # fmt: skip
 
-    def _values(self, sizes: Sequence[Any]) -> Sequence[Any]:
+    def _values(self, sizes: Sequence[Size]) -> Sequence[Size]:
         return (sizes[0] * sizes[1],) if self._product else sizes
 
-    def _refuse_numbers(self, sizes: Sequence[Any]) -> None:
-        """With a number for a size the cond would vanish, and the program be wrong at every other size."""
+    def _refuse_static_sizes(self, sizes: Sequence[Size]) -> None:
+        """With a static size the cond would vanish, and the program would be wrong at every other size."""
         for i, (axis, n) in enumerate(zip(self.axes, sizes, strict=True)):
             if i in self._cut and not isinstance(n, torch.SymInt):
-                tensor, dim = axis.places[0]
+                tensor, dim = axis.reads[0]
                 fail("dispatch", f"{self.name}, axis {axis.name!r}",
-                     f"{axis.text} is the number {n} in this export, so that only one implementation would be left",
+                     f"{axis.text} is the number {n} in this export, so only one implementation would be left",
                      f"Make it dynamic: dynamic_shapes={{{tensor!r}: {{{dim}: Dim({axis.name!r}, min={axis.lo}, "
                      f"max={axis.hi})}}}}")  # fmt: skip
 
     # ------------------------------------------------------------ graphs
-    def _in_dynamo(self, args: Any, kwargs: Any) -> Any:
-        """Traced by Dynamo: numbers choose now (and are guarded), symbols become conds."""
-        assert self._read is not None
+    def _in_dynamo(self, args: Args, kwargs: Kwargs) -> Any:
+        """Traced by Dynamo: concrete sizes choose now (and are guarded), symbolic sizes become conds."""
+        assert self._read is not None and self._tree is not None
         sizes = self._read.sizes(*args, **kwargs)
         if not torch.compiler.is_exporting():
             for axis, n in zip(self.axes, sizes, strict=True):
-                if n < axis.lo or n > axis.hi:  # a guard: another size is traced again, and refused here
+                if n < axis.lo or n > axis.hi:  # adds a guard: another size is retraced, and refused here
                     fail("dispatch", self.name, f"{axis.text} is out of the domain {axis.lo}..{axis.hi}")
-            args, kwargs = apart(args, kwargs)
+            args, kwargs = unalias(args, kwargs)
             return self._branch(self._tree, args, kwargs, None, inside=False)
         for i, (axis, n) in enumerate(zip(self.axes, sizes, strict=True)):
             if i in self._cut and has_static_value(n):
                 fail("dispatch", self.name, f"{axis.text} is a number in this export", "Make it dynamic")
-        for i, at in [] if preflight.checked() else self._cuts():
-            n = self._values(sizes)[i]  # decided by a declared range, or by torch's that leaves out 0 and 1
+        for i, at in [] if preflight.outer_checked() else self._cuts():
+            n = self._values(sizes)[i]  # decided by a declared range, or by torch's, which excludes 0 and 1
             if statically_known_true(n > at) or statically_known_true(n <= at):
                 fail("dispatch", self.name, f"a strict export does not tell whether {at} can be reached",
                      "Export with strict=False")  # fmt: skip
         self._assume(args, kwargs)
-        args, kwargs = apart(args, kwargs)
+        args, kwargs = unalias(args, kwargs)
         return self._branch(self._tree, args, kwargs, None, inside=False)
 
-    def _in_export(self, sizes: Sequence[Any], args: Any, kwargs: Any) -> Any:
-        """Run by torch.export, or any tracing with symbolic sizes, outside Dynamo."""
-        self._refuse_numbers(sizes)
+    def _in_export(self, sizes: Sequence[Size], args: Args, kwargs: Kwargs) -> Any:
+        """Called by torch.export, or by any tracing with symbolic sizes, outside Dynamo."""
+        assert self._tree is not None
+        self._refuse_static_sizes(sizes)
         self._check_ranges(sizes)
         self._assume(args, kwargs)
         node = self._pruned(self._tree, self._values(sizes))
@@ -348,12 +370,12 @@ class Dispatch(torch.nn.Module):
             fresh = self._inspect(node, args, kwargs)
         note(self)
         forget_conds()
-        args, kwargs = apart(args, kwargs)
-        with preflight.checking(), fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
+        args, kwargs = unalias(args, kwargs)
+        with preflight.outer_checks(), fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
             return self._branch(node, args, kwargs, fresh, inside=False)
 
-    def _pruned(self, node: Any, values: Sequence[Any]) -> Any:
-        """The tree without what the ranges of the symbols decide. (Dynamo, inside a cond, does not see them.)"""
+    def _pruned(self, node: Tree, values: Sequence[Size]) -> Tree:
+        """The tree without nodes that the symbols' ranges decide. (Dynamo does not see the ranges inside a cond.)"""
         if isinstance(node, int):
             return node
         i, at, low, high = node
@@ -363,41 +385,41 @@ class Dispatch(torch.nn.Module):
             return self._pruned(high, values)
         return i, at, self._pruned(low, values), self._pruned(high, values)
 
-    def _check_ranges(self, sizes: Sequence[Any], inside: bool = False) -> None:
-        """What the export declares of sizes must lie inside the domain, unless a branch did that, and be seen by the
-        cuts."""
+    def _check_ranges(self, sizes: Sequence[Size], inside: bool = False) -> None:
+        """The declared ranges of an export must be inside the domain (unless `inside` a branch that ensures it), and
+        torch must not decide a cut by excluding sizes."""
         for axis, n in () if inside else zip(self.axes, sizes, strict=True):
             lo, hi = preflight.declared(n) if isinstance(n, torch.SymInt) else (None, None)
             if (lo is not None and lo < axis.lo) or (hi is not None and hi > axis.hi):
                 shown = f"{'' if lo is None else lo}..{'' if hi is None else hi}"
                 fail("dispatch", f"{self.name}, axis {axis.name!r}",
                      f"{axis.text} may be {shown} in this export, but the domain is {axis.lo}..{axis.hi}",
-                     "Widen the domain: other branches do not narrow it" if preflight.trying() else
+                     "Widen the domain: other branches do not narrow it" if preflight.in_preflight() else
                      f"Give its Dim min={axis.lo}, max={axis.hi}, or widen the domain")  # fmt: skip
             if isinstance(n, torch.SymInt):
-                self._check_seen(axis, n, axis.lo - 1, f"the end {axis.lo} of the domain", zero=False)
-                self._check_seen(axis, n, axis.hi, f"the end {axis.hi} of the domain", zero=False)
+                self._check_not_excluded(axis, n, axis.lo - 1, f"the end {axis.lo} of the domain", zero=False)
+                self._check_not_excluded(axis, n, axis.hi, f"the end {axis.hi} of the domain", zero=False)
         values = self._values(sizes)
         for i, at in boxes.cuts(self._tree or 0):
             if isinstance(values[i], torch.SymInt):
-                self._check_seen(self._columns[i], values[i], at, f"the split at {at}", zero=True)
+                self._check_not_excluded(self._columns[i], values[i], at, f"the split at {at}", zero=True)
 
-    def _check_seen(self, axis: Axis, n: torch.SymInt, at: int, what: str, zero: bool) -> None:
-        """Torch may not know a side of `at` by leaving out sizes that the export declares; `zero`: 0 among them."""
+    def _check_not_excluded(self, axis: Axis, n: torch.SymInt, at: int, what: str, zero: bool) -> None:
+        """Raise if torch decides a cut at `at` only by excluding declared sizes; `zero`: 0 counts as declared."""
         declared, positive, seen = preflight.extent(n)
         if not preflight.decides(seen, at) or preflight.decides(declared if zero else positive, at):
             return
         where = f"{self.name}, axis {axis.name!r}"
         if preflight.decides(positive, at):
             fail("dispatch", where, f"torch takes no dynamic size for 0, so that {what} would vanish",
-                 "Let one implementation serve both sides of it")  # fmt: skip
+                 "Use one implementation on both sides of it")  # fmt: skip
         end = f"least {seen.lower}" if seen.lower > at else f"most {seen.upper}"
         fail("dispatch", where, f"torch.export traces as if {axis.text} were at {end}, so that {what} would vanish",
              "Use keepdim.lower, or export inside torch.fx.experimental._config.patch(backed_size_oblivious=True)"
              )  # fmt: skip
 
-    def _assume(self, args: Any, kwargs: Any) -> None:
-        """The domain, and what an axis says is one size, become part of the program's contract."""
+    def _assume(self, args: Args, kwargs: Kwargs) -> None:
+        """Add the domain and the equalities of the axes to the program's contract."""
         assert self._read is not None
         terms = self._read.terms(*args, **kwargs)
         for axis, (n, *_) in zip(self.axes, terms, strict=True):
@@ -405,8 +427,10 @@ class Dispatch(torch.nn.Module):
             torch._check(n <= axis.hi)
         preflight.equate(terms)
 
-    def _branch(self, node: Any, args: Any, kwargs: Any, fresh: Any, inside: bool, cond: Any = None) -> Any:
-        """The conds below a node of the tree; what the range of a symbol decides is no cond."""
+    def _branch(
+        self, node: Tree, args: Args, kwargs: Kwargs, fresh: Fresh | None, inside: bool, cond: Cond | None = None
+    ) -> Any:
+        """The conds of a subtree; a node that the range of a symbol decides adds no cond."""
         if isinstance(node, int):
             return self._leaf(node, args, kwargs, fresh, inside, cond)
         i, at, low, high = node
@@ -421,12 +445,13 @@ class Dispatch(torch.nn.Module):
         return torch.cond(n <= at, lambda: self._branch(low, args, kwargs, fresh, True),
                           lambda: self._branch(high, args, kwargs, fresh, True), ())  # fmt: skip
 
-    def _leaf(self, i: int, args: Any, kwargs: Any, fresh: Any, inside: bool, cond: Any) -> Any:
-        """One implementation. In a branch its results are contiguous and nobody else's."""
+    def _leaf(self, i: int, args: Args, kwargs: Kwargs, fresh: Fresh | None, inside: bool, cond: Cond | None) -> Any:
+        """Run one implementation. Inside a cond its results are made contiguous and unaliased."""
         chosen = self.implementations[i]
         with fx_traceback.annotate({IMPLEMENTATION: chosen.name}):
             if inside and self._nested(i):
-                out = chosen.run._branch(chosen.run._tree, *apart(args, kwargs), None, True, cond)  # type: ignore[attr-defined]
+                separate = unalias(args, kwargs)
+                out = chosen.run._branch(chosen.run._tree, *separate, None, True, cond)  # type: ignore[attr-defined]
             else:
                 out = chosen.run(*args, **kwargs)
             if not inside or (fresh is not None and all(fresh[i])):
@@ -439,43 +464,44 @@ class Dispatch(torch.nn.Module):
             return pytree.tree_unflatten(values, spec)
 
     def _nested(self, i: int) -> bool:
-        """Whether an implementation is a dispatch by the same sizes with all that it serves here in its domain: then
-        the branch has checked that."""
+        """Whether an implementation is a dispatch over the same sizes whose domain includes all its boxes here: then
+        the branch has already checked its domain."""
         run = self.implementations[i].run
         if not isinstance(run, Dispatch) or self._product or self._read is None or run._read is None:
             return False
-        same = [a.terms for a in run.axes] == [a.terms for a in self.axes] and self._read.like(run._read)
-        mine = [box for box, j in self._tiles if j == i] or [self.domain]
-        return same and run._tree is not None and all(boxes.common(box, run.domain) == box for box in mine)
+        same = [a.terms for a in run.axes] == [a.terms for a in self.axes] and self._read.same_arguments(run._read)
+        served = [box for box, j in self._tiles if j == i] or [self.domain]
+        return same and run._tree is not None and all(boxes.common(box, run.domain) == box for box in served)
 
     def _cuts(self) -> list[tuple[int, int]]:
-        """(axis, at) of every cut, also of dispatches inside that this one has checked."""
+        """(axis, at) of every cut, including those of nested dispatches that this one has checked."""
         inner = [self.implementations[i].run for i in range(len(self.implementations)) if self._nested(i)]
         return [*boxes.cuts(self._tree or 0), *(c for d in inner for c in d._cuts())]  # type: ignore[attr-defined]
 
-    def _for_shapes(self, args: Any, kwargs: Any, inside: bool = False) -> Any:
-        """Inside an implementation of another dispatch that is being tried."""
+    def _for_shapes(self, args: Args, kwargs: Kwargs, inside: bool = False) -> Any:
+        """Called inside an implementation of another dispatch during its preflight run."""
         self._check_ranges(self._sizes(args, kwargs), inside)
+        assert self._tree is not None
         self._inspect(self._tree, args, kwargs)
         return self.implementations[0].run(*args, **kwargs)
 
     def _shapes_inside(self, *args: Any, **kwargs: Any) -> Any:
         return self._for_shapes(args, kwargs, inside=True)
 
-    def _inspect(self, node: Any, args: Any, kwargs: Any) -> dict[int, tuple[bool, ...]]:
+    def _inspect(self, node: Tree, args: Args, kwargs: Kwargs) -> Fresh:
         """Which results of the implementations below a node are fresh; see preflight.inspect_all."""
         assert self._read is not None
         tiles = [] if self._product else [box for box, _ in self._tiles]
-        points, used = boxes.edges(self.axes, [*tiles, self.domain]), boxes.ends(node)
-        candidates = [(self.implementations[i].name, self._tried(i, len(used) > 1)) for i in used]
+        points, used = boxes.edges(self.axes, [*tiles, self.domain]), boxes.leaves(node)
+        candidates = [(self.implementations[i].name, self._preflight_function(i, len(used) > 1)) for i in used]
         found = preflight.inspect_all(self.name, self.axes, points, candidates, self._read, args, kwargs)
         return dict(zip(used, found, strict=True))
 
-    def _tried(self, i: int, inside: bool) -> Callable[..., Any]:
+    def _preflight_function(self, i: int, inside: bool) -> Function:
         run = self.implementations[i].run
         return run._shapes_inside if inside and isinstance(run, Dispatch) and self._nested(i) else run
 
-    def _given(self, examples: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _example_args(self, examples: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         if examples or kwargs:
             return examples, kwargs
         if self.examples is None:
@@ -485,51 +511,53 @@ class Dispatch(torch.nn.Module):
             return tuple(self.examples(**middle)), {}
         return tuple(self.examples), {}
 
-    def _stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]
-               ) -> tuple[preflight.Stage, dict[int, tuple[bool, ...]]]:  # fmt: skip
-        """The arguments with symbols for the sizes that go with the axes, and the implementations tried on them."""
+    def _symbolic_inputs(self, args: Args, kwargs: Kwargs
+               ) -> tuple[preflight.SymbolicInputs, dict[int, tuple[bool, ...]]]:  # fmt: skip
+        """The arguments with symbols for all sizes that depend on the axes, and the implementations' preflight."""
         assert self._read is not None
         sizes = self._sizes(args, kwargs)
         if all(isinstance(n, int) for n in sizes):
             self._check_domain(sizes)
-        args, kwargs = preflight.parted(self.axes, self._read, args, kwargs)
+        args, kwargs = preflight.separate_sizes(self.axes, self._read, args, kwargs)
         candidates = [(i.name, i.run) for i in self.implementations]
-        moved = preflight.tied(self.name, self.axes, self._read, candidates, args, kwargs).sizes
-        places = preflight.example_sizes(self.name, self.axes, self._read, args, kwargs)
-        alone = {p: a.range for p, a in places.items() if a.bare}
-        stage = preflight.staged(args, kwargs, lambda x, d: (id(x), d) in moved, alone)
-        with preflight.symbols_of(stage):
-            preflight.equate(self._read.terms(*stage.args, **stage.kwargs))
-            return stage, self._inspect(self._tree, stage.args, stage.kwargs)
+        moved = preflight.link_sizes(self.name, self.axes, self._read, candidates, args, kwargs).sizes
+        read_sizes = preflight.example_sizes(self.name, self.axes, self._read, args, kwargs)
+        alone = {p: a.range for p, a in read_sizes.items() if a.bare}
+        inputs = preflight.symbolic_inputs(args, kwargs, lambda x, d: (id(x), d) in moved, alone)
+        with preflight.symbols_of(inputs):
+            preflight.equate(self._read.terms(*inputs.args, **inputs.kwargs))
+            assert self._tree is not None
+            return inputs, self._inspect(self._tree, inputs.args, inputs.kwargs)
 
     def graph(self, *examples: Any) -> GraphModule:
-        """The nested conds as a GraphModule, from example arguments whose sizes are numbers.
+        """The nested conds as a GraphModule, from example arguments with concrete sizes.
 
-        For places such as Inductor's lowering of a custom op, where every size is a number and a cond on it would
-        vanish: the sizes of the axes, and those that go with them, become symbols of an own ShapeEnv.
+        For callers such as Inductor's lowering of a custom op, where every size is concrete and a cond on it would
+        vanish: the sizes of the axes, and those that depend on them, become symbols of a new ShapeEnv.
         """
         if self._tree is None:
             self.check()
-        args, _ = self._given(examples, {})
-        stage, fresh = self._stage(args, {})
+        args, _ = self._example_args(examples, {})
+        inputs, fresh = self._symbolic_inputs(args, {})
 
         def run(*args: Any) -> Any:
+            assert self._tree is not None
             return self._branch(self._tree, args, {}, fresh, False, bare_cond)
 
-        with preflight.symbols_of(stage):
+        with preflight.symbols_of(inputs):
             with fx_traceback.preserve_node_meta(), fx_traceback.annotate({DISPATCH: self.name}):
-                return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*stage.args)
+                return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs.args)
 
     # ------------------------------------------------------------ tuning
-    def tune(self, budget_ms: float = 500, *, examples: Any = None, again: bool = False,
-             through: Callable[..., Any] | None = None,
-             progress: Callable[[float], None] | None = None) -> Table:  # fmt: skip
-        """Measure which implementation is best where, and serve by that table from now on.
+    def tune(self, budget_ms: float = 500, *, examples: Examples | None = None, again: bool = False,
+             through: Function | None = None,
+             progress: Callable[[float], None] | None = None) -> RangeTable:  # fmt: skip
+        """Measure which implementation is fastest at which sizes, and dispatch by that table from now on.
 
-        First every implementation is compared with the reference. `examples` are arguments, of which the sizes that go
-        with an axis are changed, or a function of the axes that makes arguments. `through` is how a program will run
-        each, such as `keepdim.lower`; by default they are run as they are. The table is kept per machine and read
-        again the next time, unless `again`.
+        First every implementation is compared with the reference. `examples` are arguments, whose sizes are changed
+        with the axes, or a function of the axes that makes arguments. `through` lowers each implementation, such as
+        `keepdim.lower`; by default they run in eager mode. The table is cached per machine and read again the next
+        time, unless `again`.
         """
         from .sizing import Problem
         from .tuning import tuned
@@ -547,19 +575,19 @@ class Dispatch(torch.nn.Module):
         columns, table = tuned(problem, budget_ms, again, through, progress)
         names = [n for n, _ in candidates]
         tiles = [(tuple(r.ranges[a.name] for a in columns), names.index(r.implementation)) for r in table.rows]
-        self._serve(columns, tiles)
+        self._set_tiles(columns, tiles)
         self._measured = table
         return table
 
 
-def _traced(args: Any, kwargs: Any) -> bool:
-    """Whether this call is part of a graph that is being made. That one is made may be true of another thread alone."""
+def _traced(args: Args, kwargs: Kwargs) -> bool:
+    """Whether this call is being traced. torch's flag alone does not tell: it may be set by another thread."""
     if not torch.compiler.is_compiling():
         return False
     return torch.compiler.is_dynamo_compiling() or preflight.any_fake(args, kwargs)
 
 
-def _name_of(run: Any) -> str:
+def _name_of(run: Function) -> str:
     if isinstance(run, Dispatch):
         return run.name
     return getattr(run, "__name__", None) or type(run).__name__

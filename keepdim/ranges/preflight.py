@@ -1,6 +1,6 @@
-"""Runs implementations on fake tensors with symbolic sizes: what torch.cond would refuse, in our words, before it does.
+"""Runs implementations on fake tensors with symbolic sizes, to report early and clearly what torch.cond would refuse.
 
-Also finds which sizes of the inputs go together, and makes inputs whose sizes are symbols where there are none.
+Also finds which input sizes depend on the axes, and makes inputs with symbolic sizes from concrete ones.
 """
 
 from __future__ import annotations
@@ -23,68 +23,69 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
+    ShapeGuard,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
 )
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from ..errors import KeepdimError, fail, told
-from .axes import Axis, Reader
+from ..errors import KeepdimError, describe_exception, fail
+from .axes import Args, Axis, Function, Kwargs, Reader, Size
 
-Candidate = tuple[str, Callable[..., Any]]
-Point = dict[sympy.Symbol, sympy.Integer]
+Candidate = tuple[str, Function]
+SymbolValues = dict[sympy.Symbol, sympy.Integer]
 TORCH = str(Path(torch.__file__).parent)
-_trying = False  # an implementation may have a dispatch inside, which then only has to give shapes
-_checked = False  # and which is traced by Dynamo in a branch, where it does not see what was declared
+_in_preflight = False  # a dispatch nested in an implementation then only has to compute shapes
+_outer_checked = False  # set while Dynamo traces a branch, where a nested dispatch does not see declared ranges
 
 
-def trying() -> bool:
+def in_preflight() -> bool:
     """Whether an implementation is being run for its shapes alone."""
-    return _trying
+    return _in_preflight
 
 
-def checked() -> bool:
-    """Whether the sizes of a dispatch in a branch were checked by the one outside."""
-    return _checked
+def outer_checked() -> bool:
+    """Whether the outer dispatch has checked the sizes of one nested in its branch."""
+    return _outer_checked
 
 
 @contextlib.contextmanager
-def checking() -> Iterator[None]:
-    """While branches are traced that were tried before."""
-    global _checked
-    outer, _checked = _checked, True
+def outer_checks() -> Iterator[None]:
+    """Context for tracing branches that passed their preflight."""
+    global _outer_checked
+    outer, _outer_checked = _outer_checked, True
     try:
         yield
     finally:
-        _checked = outer
+        _outer_checked = outer
 
 
-class Stage(NamedTuple):
-    """Inputs of which some sizes are symbols of an own ShapeEnv."""
+class SymbolicInputs(NamedTuple):
+    """Fake inputs with symbols of a new ShapeEnv for some sizes."""
 
     mode: FakeTensorMode
     env: ShapeEnv
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
 
 
-class Ties(NamedTuple):
-    """Sizes that go together, as expressions of torch's symbols."""
+class LinkedSizes(NamedTuple):
+    """Sizes that depend on the axes, as expressions of torch's symbols."""
 
-    sizes: dict[tuple[int, int], Any]  # by (id of tensor, dim)
-    axes: list[Any]
-    example: Point
+    sizes: dict[tuple[int, int], sympy.Expr]  # by (id of tensor, dim)
+    axes: list[sympy.Expr]
+    example: SymbolValues
 
 
 # ---------------------------------------------------------------- making sizes symbolic
-def staged(
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+def symbolic_inputs(
+    args: Args,
+    kwargs: Kwargs,
     dynamic: Callable[[torch.Tensor, int], bool],
     bounds: Mapping[tuple[int, int], tuple[int, int]],
-) -> Stage:
-    """The arguments as fake tensors, with a symbol for each size that `dynamic` says; bounds by (id of tensor, dim)."""
+) -> SymbolicInputs:
+    """The arguments as fake tensors, with symbols for sizes that `dynamic` selects; bounds by (id of tensor, dim)."""
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     made: dict[int, torch.Tensor] = {}
@@ -94,7 +95,7 @@ def staged(
             return x
         if id(x) not in made:
             limits = [bounds.get((id(x), d)) for d in range(x.dim())]
-            context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
+            context: StatelessSymbolicContext = StatelessSymbolicContext(
                 dynamic_sizes=[DimDynamic.DYNAMIC if dynamic(x, d) else DimDynamic.STATIC for d in range(x.dim())],
                 constraint_sizes=[
                     None if r is None else StrictMinMaxConstraint(vr=ValueRanges(*r), warn_only=False) for r in limits
@@ -110,11 +111,11 @@ def staged(
 
     with fx_config.patch(backed_size_oblivious=True), _disable_current_modes():
         mine, more = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
-    return Stage(mode, env, mine, more)
+    return SymbolicInputs(mode, env, mine, more)
 
 
 def distinct(leaves: Sequence[Any], others: Sequence[torch.Tensor] = ()) -> list[Any]:
-    """Each tensor once, and none of the others: a trace takes one that is given twice for a single input."""
+    """Clone repeated tensors and those in `others`: a trace merges a tensor that is passed twice into one input."""
     seen = {id(t) for t in others}
     out = []
     for x in leaves:
@@ -124,16 +125,16 @@ def distinct(leaves: Sequence[Any], others: Sequence[torch.Tensor] = ()) -> list
     return out
 
 
-def parted(axes: Sequence[Axis], read: Reader, args: Sequence[Any], kwargs: Mapping[str, Any]
-           ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """Examples for a trace: each tensor once, and where an axis is a size, a size that is no other's and not 1."""
+def separate_sizes(axes: Sequence[Axis], read: Reader, args: Args, kwargs: Kwargs
+                   ) -> tuple[Args, Kwargs]:  # fmt: skip
+    """Examples for a trace: distinct tensors, and for an axis that is a size, a size that is unique and not 1."""
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     args, kwargs = pytree.tree_unflatten(distinct(leaves), spec)
     taken = {n for x in _tensors((args, kwargs)) for n in x.shape if isinstance(n, int)}
     found, sizes = read.tensors(*args, **kwargs), dict[int, list[int]]()
     for axis in axes:
         free = next((n for n in range(max(axis.lo, 2), axis.hi + 1) if n not in taken), 0)
-        for tensor, dim in axis.places if axis.bare and free else ():
+        for tensor, dim in axis.reads if axis.bare and free else ():
             x = found[tensor]
             if isinstance(x.shape[dim], int) and x.shape[dim] < 2:
                 sizes.setdefault(id(x), list(x.shape))[dim] = free
@@ -143,87 +144,87 @@ def parted(axes: Sequence[Axis], read: Reader, args: Sequence[Any], kwargs: Mapp
     )
 
 
-def example_sizes(subject: str, axes: Sequence[Axis], read: Reader, args: Sequence[Any], kwargs: Mapping[str, Any]
+def example_sizes(subject: str, axes: Sequence[Axis], read: Reader, args: Args, kwargs: Kwargs
                   ) -> dict[tuple[int, int], Axis]:  # fmt: skip
-    """(id of tensor, dim) of every size that the axes read. Examples must have sizes that are not special to torch."""
+    """(id of tensor, dim) of every size that the axes read. Sizes 0 and 1, which torch specialises, are errors."""
     found = read.tensors(*args, **kwargs)
-    places: dict[tuple[int, int], Axis] = {}
+    read_sizes: dict[tuple[int, int], Axis] = {}
     for axis in axes:
-        for tensor, dim in axis.places:
+        for tensor, dim in axis.reads:
             x, d = found[tensor], dim % found[tensor].dim()
             size = x.shape[d]
             where = f"{subject}, example {tensor!r}"
             if not isinstance(size, int):
                 fail("dispatch", where, f"has the symbolic size {size} already", "Call the dispatch itself")
             if size < 2 and axis.hi >= 2:
-                fail("dispatch", where, f"has size {size} at dim {dim}, which torch treats apart",
+                fail("dispatch", where, f"has size {size} at dim {dim}, which torch specialises",
                      "Give an example of at least 2")  # fmt: skip
-            places[id(x), d] = axis
-    return places
+            read_sizes[id(x), d] = axis
+    return read_sizes
 
 
 @contextlib.contextmanager
-def symbols_of(stage: Stage) -> Iterator[None]:
-    """Inside it, ops on the stage's tensors compute symbolic shapes and nothing else."""
-    with _disable_current_modes(), fx_config.patch(backed_size_oblivious=True), stage.mode, torch.no_grad():
+def symbols_of(symbolic: SymbolicInputs) -> Iterator[None]:
+    """Context in which ops on these inputs only compute symbolic shapes."""
+    with _disable_current_modes(), fx_config.patch(backed_size_oblivious=True), symbolic.mode, torch.no_grad():
         yield
 
 
-def tied(subject: str, axes: Sequence[Axis], read: Reader, candidates: Sequence[Candidate], args: Sequence[Any],
-         kwargs: Mapping[str, Any]) -> Ties:  # fmt: skip
-    """Which sizes of the arguments change with the axes.
+def link_sizes(subject: str, axes: Sequence[Axis], read: Reader, candidates: Sequence[Candidate], args: Args,
+               kwargs: Kwargs) -> LinkedSizes:  # fmt: skip
+    """Find which sizes of the arguments depend on the axes.
 
-    Every size above 1 is made a symbol and the candidates are run; what they need to be equal is then known.
+    Every size above 1 becomes a symbol; running the candidates then reveals the equalities that they need.
     """
-    places = example_sizes(subject, axes, read, args, kwargs)
-    stage = staged(args, kwargs, lambda x, d: (id(x), d) in places or x.shape[d] > 1, {})
-    with symbols_of(stage):
-        equate(read.terms(*stage.args, **stage.kwargs))
+    read_sizes = example_sizes(subject, axes, read, args, kwargs)
+    symbolic = symbolic_inputs(args, kwargs, lambda x, d: (id(x), d) in read_sizes or x.shape[d] > 1, {})
+    with symbols_of(symbolic):
+        equate(read.terms(*symbolic.args, **symbolic.kwargs))
         for name, run in candidates:
-            _run(subject, name, run, stage.args, stage.kwargs)
-        sizes = [_expr(t[0]) for t in read.terms(*stage.args, **stage.kwargs)]
-    free = set().union(*(stage.env.replace(e).free_symbols for e in sizes))
+            _run(subject, name, run, symbolic.args, symbolic.kwargs)
+        sizes = [_expr(t[0]) for t in read.terms(*symbolic.args, **symbolic.kwargs)]
+    free = set().union(*(symbolic.env.replace(e).free_symbols for e in sizes))
     for axis, e in zip(axes, sizes, strict=True):
-        if not stage.env.replace(e).free_symbols:
-            fail("dispatch", f"{subject}, axis {axis.name!r}", f"is {e} for every input that the functions take")
-    out: dict[tuple[int, int], Any] = {}
-    leaves = zip(pytree.tree_leaves((tuple(args), dict(kwargs))), pytree.tree_leaves((stage.args, stage.kwargs)),
+        if not symbolic.env.replace(e).free_symbols:
+            fail("dispatch", f"{subject}, axis {axis.name!r}", f"is {e} for every input that the functions accept")
+    out: dict[tuple[int, int], sympy.Expr] = {}
+    leaves = zip(pytree.tree_leaves((tuple(args), dict(kwargs))), pytree.tree_leaves((symbolic.args, symbolic.kwargs)),
                  strict=True)  # fmt: skip
     for given, fake in leaves:
         for d in range(given.dim() if isinstance(given, torch.Tensor) else 0):
-            e = stage.env.replace(_expr(fake.shape[d]))
+            e = symbolic.env.replace(_expr(fake.shape[d]))
             if e.free_symbols and e.free_symbols <= free:
                 out[id(given), d] = e
-    return Ties(out, [stage.env.replace(e) for e in sizes], dict(stage.env.backed_var_to_val))
+    return LinkedSizes(out, [symbolic.env.replace(e) for e in sizes], dict(symbolic.env.backed_var_to_val))
 
 
-def equate(terms: Sequence[Sequence[Any]]) -> None:
-    """What an axis says is one size becomes one."""
+def equate(terms: Sequence[Sequence[Size]]) -> None:
+    """Assume that all terms of an axis are equal."""
     for first, *others in terms:
         for other in others:
             torch._check(first == other)
 
 
-# ---------------------------------------------------------------- trying implementations
+# ---------------------------------------------------------------- running implementations on symbolic sizes
 class Result(NamedTuple):
-    """What one implementation gave."""
+    """The results of one implementation."""
 
     name: str
-    values: list[Any]
+    values: list[torch.Tensor]
     spec: pytree.TreeSpec
 
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """Inside an export, ops leave no trace in its graph."""
+    """Context in which ops are not recorded in the graph of an export."""
     with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction(), torch.no_grad():
         yield
 
 
 def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, ...]], candidates: Sequence[Candidate],
-                read: Reader, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[bool, ...]]:  # fmt: skip
-    """For each candidate, which of its results are fresh and contiguous; candidates that cannot stand in one cond,
-    or that ask for a size in Python, are refused. Runs where its caller put it, on that ShapeEnv."""
+                read: Reader, args: Args, kwargs: Kwargs) -> list[tuple[bool, ...]]:  # fmt: skip
+    """For each candidate, which of its results are fresh and contiguous. Raises for candidates that cannot be branches
+    of one cond, or that branch on a size in Python. Uses the ShapeEnv of the arguments."""
     sizes = [_expr(n) for n in read.sizes(*args, **kwargs)]
     env = _env(pytree.tree_leaves((args, kwargs)))
     for axis, e in zip(axes, sizes, strict=True):
@@ -236,8 +237,8 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
         mine, more = pytree.tree_map_only(torch.Tensor, _like, (tuple(args), dict(kwargs)))
         inputs, own = _tensors((mine, more)), _parameters(run)
         known = {"an input": inputs}
-        if len(candidates) > 1:  # alone, it stands in no branch
-            known |= {"a buffer of its own": own, "a tensor that it knows from outside": _outside(run)}
+        if len(candidates) > 1:  # a single candidate is not in a branch
+            known |= {"one of its buffers": own, "a tensor that it captures": _outside(run)}
         versions = {what: [x._version for x in tensors] for what, tensors in known.items()}
         out = _run(subject, name, run, mine, more)
         for what, tensors in known.items():
@@ -257,20 +258,20 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
     return fresh
 
 
-def _run(subject: str, name: str, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    global _trying
-    outer, _trying = _trying, True
-    with _disable_current_modes():  # tensors from outside have values, which an op may really change
+def _run(subject: str, name: str, run: Function, args: Args, kwargs: Kwargs) -> Any:
+    global _in_preflight
+    outer, _in_preflight = _in_preflight, True
+    with _disable_current_modes():  # captured tensors are real: an op may mutate them, which is undone below
         kept = [(x, x._version, x.detach().clone()) for x in _outside(run) if not isinstance(x, FakeTensor)]
     try:
         return run(*args, **kwargs)
     except KeepdimError:
         raise
-    except Exception as e:  # whatever the function itself or an op inside it raises
-        why = told(e)
+    except Exception as e:  # the function or an op inside it may raise anything
+        why = describe_exception(e)
         fail("dispatch", f"{subject}, implementation {name!r}", f"does not run on symbolic sizes ({why})", cause=e)
     finally:
-        _trying = outer
+        _in_preflight = outer
         with _disable_current_modes(), torch.no_grad():
             for x, version, before in kept:
                 if x._version != version:
@@ -282,7 +283,7 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 
 
 def any_fake(*tree: Any) -> bool:
-    """Whether a tensor among them has no values."""
+    """Whether any tensor among them is fake."""
     return any(isinstance(x, FakeTensor) for x in _tensors(tree))
 
 
@@ -290,13 +291,13 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-def _parameters(run: Any) -> list[torch.Tensor]:
+def _parameters(run: Function) -> list[torch.Tensor]:
     owner = run if isinstance(run, torch.nn.Module) else getattr(run, "__self__", None)
     return [*owner.parameters(), *owner.buffers()] if isinstance(owner, torch.nn.Module) else []
 
 
-def _outside(run: Any) -> list[torch.Tensor]:
-    """Tensors that a function closes over or reads by name, also buffers and attributes of modules; no weights."""
+def _outside(run: Function) -> list[torch.Tensor]:
+    """Tensors that a function closes over or reads as globals, including buffers and module attributes, not weights."""
     owner = run if isinstance(run, torch.nn.Module) else getattr(run, "__self__", None)
     code = getattr(run, "__func__", run)
     names = getattr(getattr(code, "__code__", None), "co_names", ())
@@ -317,8 +318,8 @@ def _fresh(values: list[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[
     return tuple(out)
 
 
-def _compare(subject: str, axes: Sequence[Axis], sizes: Sequence[Any], env: ShapeEnv, points: Sequence[Point],
-             first: Result, other: Result) -> None:  # fmt: skip
+def _compare(subject: str, axes: Sequence[Axis], sizes: Sequence[sympy.Expr], env: ShapeEnv,
+             points: Sequence[SymbolValues], first: Result, other: Result) -> None:  # fmt: skip
     where = f"{subject}, implementation {other.name!r}"
     if first.spec != other.spec:
         fail("dispatch", where, f"returns {len(other.values)} results as {_shape_of(other.spec)}, "
@@ -339,57 +340,57 @@ def _compare(subject: str, axes: Sequence[Axis], sizes: Sequence[Any], env: Shap
 
 
 def _shape_of(spec: pytree.TreeSpec) -> str:
-    keys = f" ({', '.join(map(str, spec.context))})" if spec.type is dict else ""  # their order counts
+    keys = f" ({', '.join(map(str, spec.context))})" if spec.type is dict else ""  # the order of keys matters
     return "one tensor" if spec.is_leaf() else f"{spec.type.__name__}{keys}"
 
 
 def _order(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Dims from the outermost in memory to the innermost; those of size 1 lie anywhere."""
+    """Dims from the outermost in memory to the innermost, without those of size 1."""
     return sorted((d for d, n in enumerate(sizes) if n > 1), key=lambda d: (-strides[d], d))
 
 
 # ---------------------------------------------------------------- guards
-def _check_guard(subject: str, name: str, axes: Sequence[Axis], sizes: Sequence[Any], env: ShapeEnv, guard: Any,
-                 points: Sequence[Point]) -> None:  # fmt: skip
-    """A guard over the axes has to hold over the whole domain, or the program's range is no longer what it says."""
+def _check_guard(subject: str, name: str, axes: Sequence[Axis], sizes: Sequence[sympy.Expr], env: ShapeEnv,
+                 guard: ShapeGuard, points: Sequence[SymbolValues]) -> None:  # fmt: skip
+    """Raise if a guard over the axes does not hold on the whole domain: it would narrow the program's range."""
     free = guard.expr.free_symbols
-    mine = set().union(*(e.free_symbols for e in sizes))
-    at, by_torch = _asked(guard)
-    if not free or not free <= mine or _apart(guard):
+    axis_symbols = set().union(*(e.free_symbols for e in sizes))
+    at, by_torch = _guard_location(guard)
+    if not free or not free <= axis_symbols or _specialises_zero_one(guard):
         return
     for point in points:
         if all(point[s] > 1 for s in free) and guard.expr.xreplace(point) == sympy.false:
             names = {e: sympy.Symbol(a.name) for a, e in zip(axes, sizes, strict=True) if e.is_Symbol}
             shown = guard.expr.xreplace(names)
-            place = f" ({at.filename}:{at.lineno})" if hasattr(at, "filename") and not by_torch else ""
-            # An op of that line may have asked as well, where a size is told from 0 or 1.
+            line = f" ({at.filename}:{at.lineno})" if hasattr(at, "filename") and not by_torch else ""
+            # For a comparison with 0 or 1, an op on that line may have added the guard.
             verb = "relies on" if by_torch or _from_zero_or_one(guard) else "decides in Python on"
             fail("dispatch", f"{subject}, implementation {name!r}",
-                 f"{verb} {shown}{place}, which does not hold at {_sizes_at(axes, sizes, env, point)}",
+                 f"{verb} {shown}{line}, which does not hold at {_sizes_at(axes, sizes, env, point)}",
                  "Make two implementations of it, or use torch.cond")  # fmt: skip
 
 
-def _asked(guard: Any) -> tuple[Any, bool]:
-    """Where a guard was asked for, and whether torch did."""
+def _guard_location(guard: ShapeGuard) -> tuple[Any, bool]:
+    """Where a guard was added, and whether that is torch's code."""
     at: Any = getattr(guard.sloc, "framework_loc", None)
     return at, hasattr(at, "filename") and at.filename.startswith(TORCH)
 
 
-def _apart(guard: Any) -> bool:
-    """Whether torch only tells a size from 0 or 1, which it treats apart."""
-    return _from_zero_or_one(guard) and _asked(guard)[1]
+def _specialises_zero_one(guard: ShapeGuard) -> bool:
+    """Whether torch added the guard to exclude size 0 or 1, which it specialises."""
+    return _from_zero_or_one(guard) and _guard_location(guard)[1]
 
 
-def _from_zero_or_one(guard: Any) -> bool:
+def _from_zero_or_one(guard: ShapeGuard) -> bool:
     return isinstance(guard.expr, sympy.Ne) and guard.expr.args[1] in (0, 1)
 
 
-def _points(env: ShapeEnv, axes: Sequence[Axis], sizes: Sequence[Any], points: Sequence[tuple[int, ...]]
-            ) -> list[Point]:  # fmt: skip
-    """Values of all symbols at points of the axes: the borders of ranges, and some between. Symbols that no axis
-    decides have the example's value, as a point among others."""
+def _points(env: ShapeEnv, axes: Sequence[Axis], sizes: Sequence[sympy.Expr], points: Sequence[tuple[int, ...]]
+            ) -> list[SymbolValues]:  # fmt: skip
+    """Values of all symbols at points of the axes: the borders of ranges, and some between. Symbols that do not depend
+    on an axis keep the example's value."""
     base = dict(env.backed_var_to_val)
-    out: list[Point] = []
+    out: list[SymbolValues] = []
 
     def add(change: Mapping[sympy.Symbol, int]) -> None:
         values = {**base, **{s: sympy.Integer(v) for s, v in change.items()}}
@@ -419,15 +420,15 @@ def _spread(lo: int, hi: int) -> list[int]:
     return sorted({v for v in (*powers, *even) if lo <= v <= hi})
 
 
-def _at(env: ShapeEnv, n: Any, point: Point) -> int:
+def _at(env: ShapeEnv, n: Size | sympy.Expr, point: SymbolValues) -> int:
     return int(env.replace(_expr(n)).xreplace(point))
 
 
-def _sizes_at(axes: Sequence[Axis], sizes: Sequence[Any], env: ShapeEnv, point: Point) -> str:
+def _sizes_at(axes: Sequence[Axis], sizes: Sequence[sympy.Expr], env: ShapeEnv, point: SymbolValues) -> str:
     return ", ".join(f"{a.name} = {_at(env, e, point)}" for a, e in zip(axes, sizes, strict=True))
 
 
-def _expr(n: Any) -> Any:
+def _expr(n: Size | sympy.Expr) -> sympy.Expr:
     return n.node.expr if isinstance(n, torch.SymInt) else sympy.sympify(n)
 
 
@@ -442,36 +443,36 @@ def _env(leaves: Sequence[Any]) -> ShapeEnv:
 class Extent(NamedTuple):
     """The values that a size may have in an export."""
 
-    declared: ValueRanges[Any]  # by the ranges of its symbols
-    positive: ValueRanges[Any]  # the same without what lies at sizes of 0, which no symbol of torch is
-    seen: ValueRanges[Any]  # by a trace, which leaves out 0, and where it is not oblivious of sizes 1 too
+    declared: ValueRanges[sympy.Expr]  # from the ranges of its symbols
+    positive: ValueRanges[sympy.Expr]  # the same without size 0, which torch's symbols exclude
+    seen: ValueRanges[sympy.Expr]  # by the trace, which excludes 0, and 1 too unless sizes are oblivious
 
 
 def declared(n: torch.SymInt) -> tuple[int | None, int | None]:
-    """The range that an export declares for a size that is one symbol, open where it says nothing."""
-    said = _said(n.node.shape_env).get(n.node.shape_env.replace(n.node.expr))
-    return (None, None) if said is None else (_whole(said.lower), _whole(said.upper))
+    """The range that an export declares for a size that is one symbol; None for an open end."""
+    said = _user_ranges(n.node.shape_env).get(n.node.shape_env.replace(n.node.expr))
+    return (None, None) if said is None else (_int_or_none(said.lower), _int_or_none(said.upper))
 
 
 def extent(n: torch.SymInt) -> Extent:
-    """What an export declares of a size, or of an expression of sizes, and what of it the trace takes into account."""
+    """The values of a size, or of an expression of sizes, by the export's declaration and as the trace sees them."""
     env = n.node.shape_env
-    expr, said = env.replace(n.node.expr), _said(env)
+    expr, said = env.replace(n.node.expr), _user_ranges(env)
     known = {s: env.var_to_range[s] for s in expr.free_symbols}
-    # A bound above 2 is torch's own only where a check of the model says so.
+    # torch has a lower bound above 2 only if the model checks it.
     ranges = {s: r if s not in said or r.lower > 2 else ValueRanges(said[s].lower, r.upper) for s, r in known.items()}
     declared, positive, seen = (bound_sympy(expr, r) for r in (ranges, _from_one(ranges), _from_one(known)))
     return Extent(declared, positive, seen)
 
 
-def decides(values: ValueRanges[Any], at: int) -> bool:
-    """Whether all of them lie on one side of a cut."""
+def decides(values: ValueRanges[sympy.Expr], at: int) -> bool:
+    """Whether all values are on one side of a cut."""
     return bool(values.lower > at or values.upper <= at)
 
 
-def _said(env: ShapeEnv) -> dict[sympy.Symbol, ValueRanges[Any]]:
-    """The ranges that the user gave to sizes of inputs."""
-    out: dict[sympy.Symbol, ValueRanges[Any]] = {}
+def _user_ranges(env: ShapeEnv) -> dict[sympy.Symbol, ValueRanges[sympy.Expr]]:
+    """The ranges that the user declared for sizes of inputs."""
+    out: dict[sympy.Symbol, ValueRanges[sympy.Expr]] = {}
     for tracked in env.tracked_fakes or ():
         sizes = tracked.fake.shape if isinstance(tracked.fake, torch.Tensor) else ()
         limits = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
@@ -482,9 +483,9 @@ def _said(env: ShapeEnv) -> dict[sympy.Symbol, ValueRanges[Any]]:
     return out
 
 
-def _from_one(ranges: Mapping[sympy.Symbol, ValueRanges[Any]]) -> dict[sympy.Symbol, ValueRanges[Any]]:
+def _from_one(ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> dict[sympy.Symbol, ValueRanges[sympy.Expr]]:
     return {s: ValueRanges(max(r.lower, 1), r.upper) if s.is_positive else r for s, r in ranges.items()}
 
 
-def _whole(v: Any) -> int | None:
+def _int_or_none(v: sympy.Expr) -> int | None:
     return int(v) if v.is_Integer else None

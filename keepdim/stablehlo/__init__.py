@@ -1,8 +1,9 @@
-"""StableHLO: a Program as jax functions, the dynamic program that jax writes of them, and its refinement.
+"""StableHLO: a Program as jax functions, the dynamic StableHLO that jax exports from them, and its refinement.
 
-Owns the rules that take nodes to jax (`table` and a file for each family), `export`, `refine` with the passes of MLIR
-and our own, `program` (what a user holds), `file` (what is saved), `xla` (what runs it) and the worker process that
-reads files of strangers. Takes models, Programs and files; gives `StableHLOProgram`. Never writes a .pte.
+Owns the lowering rules from nodes to jax (`table` and a file for each op family), `export`, `refine` with MLIR's and
+additional passes, `program` (the user's object), `file` (saving and loading), `xla` (compiling and running) and the
+worker process that reads untrusted files. Takes models, Programs and files; returns `StableHLOProgram`. Never writes a
+.pte.
 """
 
 from importlib import import_module
@@ -12,10 +13,10 @@ if TYPE_CHECKING:
     from .export import to_stablehlo
     from .file import load_stablehlo
     from .program import StableHLOProgram
-    from .rules import ROWS
+    from .rules import RULES
 
-# Imported when asked for: refining a module needs jaxlib alone, neither torch nor jax.
-_HOMES = {"ROWS": "rules", "StableHLOProgram": "program", "load_stablehlo": "file", "to_stablehlo": "export"}
+# Imported lazily: refining a module needs only jaxlib, neither torch nor jax.
+_HOMES = {"RULES": "rules", "StableHLOProgram": "program", "load_stablehlo": "file", "to_stablehlo": "export"}
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +25,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)
 
 
-__all__ = ["ROWS", "StableHLOProgram", "load_stablehlo", "to_stablehlo"]
+__all__ = ["RULES", "StableHLOProgram", "load_stablehlo", "to_stablehlo"]

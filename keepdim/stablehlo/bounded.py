@@ -1,12 +1,13 @@
-"""Bounded programs: arguments padded to their upper bounds, sizes beside them.
+"""Bounded programs: arguments padded to their upper bounds, and their sizes as further arguments.
 
-What is compiled takes static arrays and the sizes of inputs that symbols are read from. Its public face has
-`#stablehlo.bounds` types: it reads the sizes, takes the padded arrays, and sets the sizes of the results. XLA's CPU
-client takes no bounded arguments, so that what it is given is the inner function.
+The compiled function takes static arrays and the input sizes that symbols are read from. The public function has
+`#stablehlo.bounds` types: it reads the sizes, passes the padded arrays on, and sets the sizes of the results. XLA's CPU
+client does not accept bounded arguments, so it compiles the inner function.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,39 +25,45 @@ if TYPE_CHECKING:
 INNER = "padded"
 
 
-def places(program: StableHLOProgram) -> list[tuple[int, int]]:
+def size_arguments(program: StableHLOProgram) -> list[tuple[int, int]]:
     """(input, dim) of each size argument."""
     symbols = {s.name: s.source for s in program.inner.symbols}
     return [(symbols[a.name].input, symbols[a.name].index) for a in program.arguments if a.kind == "size"]
 
 
 def pad(program: StableHLOProgram, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Inputs in arrays of the bounds; what lies behind their ends does not matter."""
+    """Inputs padded to the bounds; the padding is arbitrary."""
     out = []
     for x, t in zip(inputs, program.types, strict=False):
         if tuple(x.shape) != t.dims:
-            room = torch.zeros(t.dims, dtype=x.dtype)
-            room[tuple(slice(0, n) for n in x.shape)] = x
-            x = room
+            padded = torch.zeros(t.dims, dtype=x.dtype)
+            padded[tuple(slice(0, n) for n in x.shape)] = x
+            x = padded
         out.append(x)
-    return out + [torch.tensor(inputs[i].shape[d], dtype=torch.int32) for i, d in places(program)]
+    return out + [torch.tensor(inputs[i].shape[d], dtype=torch.int32) for i, d in size_arguments(program)]
 
 
 class _Number:
-    """A size that the face computes."""
+    """A size that the public function computes."""
 
-    def __init__(self, face: Face, name: str):
-        self.face, self.name = face, name
+    def __init__(self, function: PublicFunction, name: str):
+        self.function, self.name = function, name
 
     def op(self, op: str, other: _Number | int) -> _Number:
-        other = other if isinstance(other, _Number) else self.face.constant(other)
-        return _Number(self.face, self.face.value(f"stablehlo.{op} {self.name}, {other.name} : tensor<i32>"))
+        other = other if isinstance(other, _Number) else self.function.constant(other)
+        return _Number(self.function, self.function.value(f"stablehlo.{op} {self.name}, {other.name} : tensor<i32>"))
 
     def __add__(self, other: _Number | int) -> _Number:
         return self if isinstance(other, int) and other == 0 else self.op("add", other)
 
     def __mul__(self, other: _Number | int) -> _Number:
         return self if isinstance(other, int) and other == 1 else self.op("multiply", other)
+
+    def __sub__(self, other: _Number | int) -> _Number:
+        return self + -other if isinstance(other, int) else self.op("subtract", other)
+
+    def __floordiv__(self, other: _Number | int) -> _Number:
+        return self.op("divide", other)  # sizes are not negative
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -66,24 +73,24 @@ def _extreme(op: str) -> Callable[[Any, Any], _Number]:
 
 
 FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "floordiv": lambda a, b: a.op("divide", b),  # sizes are not negative
+    "floordiv": operator.floordiv,
     "mod": lambda a, b: a.op("remainder", b),
     "max": _extreme("maximum"),
     "min": _extreme("minimum"),
 }
 
 
-class Face:
-    """The text of the public function."""
+class PublicFunction:
+    """Writes the text of the public function."""
 
     def __init__(self, program: StableHLOProgram):
         self.program = program
         self.lines: list[str] = []
         self.types: list[str] = []  # of its arguments
-        self.sizes: dict[str, Any] = {}  # symbol → the number it is
+        self.sizes: dict[str, Any] = {}  # symbol → its value
 
     def value(self, line: str) -> str:
-        """Add a line that makes a value; its name."""
+        """Add an operation; returns the name of its value."""
         self.lines.append(f"    %v{len(self.lines)} = {line}")
         return f"%v{len(self.lines) - 1}"
 
@@ -95,7 +102,7 @@ class Face:
         return self.value(f"stablehlo.set_dimension_size {operands} -> {want}")
 
     def argument(self, t: Type, dims: Sequence[Dim]) -> str:
-        """One more; what it has room for, as the inner function takes it."""
+        """Add an argument; returns it as a static array for the inner function."""
         self.types.append(have := _bounded(t, dims))
         x, left = f"%arg{len(self.types) - 1}", list(dims)
         for axis, d in enumerate(dims):
@@ -106,14 +113,12 @@ class Face:
         return x
 
     def size(self, symbol: Symbol) -> str:
-        """The size of an argument that a symbol is read from."""
+        """The size of an argument that a symbol is read from; defines the symbol."""
         src = symbol.source
         operands = f"%arg{src.input}, dim = {src.index} : ({self.types[src.input]})"
-        place = _Number(self, self.value(f"stablehlo.get_dimension_size {operands} -> tensor<i32>"))
-        mul, add = (d.over(self.sizes, FUNCTIONS) for d in (src.mul, -src.add))
-        rest = place + add
-        self.sizes[symbol.name] = rest if src.mul == 1 else rest.op("divide", mul)
-        return place.name
+        size = _Number(self, self.value(f"stablehlo.get_dimension_size {operands} -> tensor<i32>"))
+        self.sizes[symbol.name] = symbol.solve(size, lambda d: d.over(self.sizes, FUNCTIONS))
+        return size.name
 
     def result(self, x: str, t: Type, dims: Sequence[Dim]) -> tuple[str, str]:
         """A result with its sizes, and its type."""
@@ -150,7 +155,7 @@ class Face:
 
 
 def _bounded(t: Type, dims: Sequence[Dim]) -> str:
-    """A static type as the one with bounds, where a size may be smaller."""
+    """A static type with dynamic dims and bounds where a size may be smaller."""
     if all(d.value is not None for d in dims):
         return t.text
     sizes = ["?" if d.value is None else str(n) for n, d in zip(t.dims, dims, strict=True)]
@@ -159,16 +164,16 @@ def _bounded(t: Type, dims: Sequence[Dim]) -> str:
 
 
 def text(program: StableHLOProgram) -> str:
-    """The module with its public face."""
+    """The module with its public function."""
     body = program.hlo.text.replace("func.func public @main(", f"func.func private @{INNER}(", 1)
     head, _, rest = body.partition("\n")
-    return Hlo.parse("\n".join([head, Face(program).text(), rest])).text
+    return Hlo.parse("\n".join([head, PublicFunction(program).text(), rest])).text
 
 
 def inner(hlo: Hlo) -> Hlo:
-    """Back from the module with its face to what is compiled."""
+    """The module of the compiled function, without the public one."""
     if (found := next((f for f in hlo.entries if f.name.value == "main"), None)) is None:
-        fail("load", hlo.stranger or "program", "is bounded and has no function main", "Save the program again")
+        fail("load", hlo.untrusted or "program", "is bounded and has no function main", "Save the program again")
     found.operation.erase()
     text = hlo.text.replace(f"func.func private @{INNER}(", "func.func public @main(")
-    return Hlo.read(text, hlo.stranger) if hlo.stranger else Hlo.parse(text)
+    return Hlo.read(text, hlo.untrusted) if hlo.untrusted else Hlo.parse(text)

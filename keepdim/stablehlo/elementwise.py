@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from .table import DTYPES, Array, Call, iota, number, row, take
+from .table import DTYPES, Array, Call, Extent, iota, number, rule, take
 
 
-def floats(dtype: Any) -> bool:
-    """Whether a dtype is one of floats."""
+def floats(dtype: np.dtype) -> bool:
+    """Whether a dtype is floating point."""
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
@@ -22,8 +22,8 @@ def each(f: Callable[..., Array]) -> Callable[[Call], Array]:
     return lambda c: f(*c.args())
 
 
-def halves(f: Callable[..., Array]) -> Callable[[Call], Array]:
-    """The same, of f32 where operands are halves."""
+def in_f32(f: Callable[..., Array]) -> Callable[[Call], Array]:
+    """As `each`, computed in f32 for 16-bit floats."""
     return lambda c: f(*c.wide_args()).astype(c.dtype)
 
 
@@ -32,7 +32,7 @@ def gelu(x: Array, tanh: bool = False) -> Array:
 
 
 def sign(x: Array) -> Array:
-    """That of NaN is 0."""
+    """The sign; 0 for NaN."""
     return x if x.dtype == jnp.bool_ else (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
 
 
@@ -57,8 +57,8 @@ def power(x: Array, y: Array) -> Array:
     return jnp.where(y >= 0, whole, jnp.where(x == 1, 1, jnp.where(x == -1, odd, 0))).astype(x.dtype)
 
 
-ROOTS = {0.5: jnp.sqrt, -0.5: lax.rsqrt}  # as torch: other than powers at -inf and -0
-SAME: dict[str, Callable[..., Array]] = {
+ROOTS = {0.5: jnp.sqrt, -0.5: lax.rsqrt}  # as in torch: differs from pow at -inf and -0
+NATIVE: dict[str, Callable[..., Array]] = {
     "abs": jnp.abs, "neg": lambda x: -x, "sign": sign, "ceil": jnp.ceil, "floor": jnp.floor, "round": jnp.round,
     "trunc": jnp.trunc, "relu": lambda x: jnp.maximum(x, jnp.zeros((), x.dtype)),
     "add": jnp.add, "sub": jnp.subtract, "maximum": jnp.maximum, "minimum": jnp.minimum,
@@ -67,7 +67,7 @@ SAME: dict[str, Callable[..., Array]] = {
     "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor,
     "bitwise_left_shift": jnp.left_shift, "bitwise_right_shift": jnp.right_shift,
 }  # fmt: skip
-WIDE: dict[str, Callable[..., Array]] = {
+IN_F32: dict[str, Callable[..., Array]] = {
     "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt, "reciprocal": lambda x: 1 / x, "exp": jnp.exp, "exp2": jnp.exp2,
     "expm1": jnp.expm1, "log": jnp.log, "log1p": jnp.log1p, "log2": jnp.log2, "log10": jnp.log10,
     "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan,
@@ -77,36 +77,36 @@ WIDE: dict[str, Callable[..., Array]] = {
     "mul": jnp.multiply, "div": jnp.divide, "div_floor": divide_floor, "atan2": jnp.arctan2,
     "swiglu": lambda gate, x: jax.nn.silu(gate) * x,
 }  # fmt: skip
-for _name, _f in SAME.items():
-    row(_name)(each(_f))
-for _name, _f in WIDE.items():
-    row(_name)(halves(_f))
+for _name, _f in NATIVE.items():
+    rule(_name)(each(_f))
+for _name, _f in IN_F32.items():
+    rule(_name)(in_f32(_f))
 
 
-@row("div_trunc")
+@rule("div_trunc")
 def _div_trunc(c: Call) -> Array:
     x, y = jnp.broadcast_arrays(*c.wide_args())
     return jnp.trunc(x / y).astype(c.dtype) if floats(x.dtype) else lax.div(x, y)
 
 
-@row("gelu")
+@rule("gelu")
 def _gelu(c: Call) -> Array:
     return gelu(c.wide(c.ins[0]), c.attr("approximate", "none") == "tanh").astype(c.dtype)
 
 
-@row("leaky_relu")
+@rule("leaky_relu")
 def _leaky_relu(c: Call) -> Array:
     x = c.wide(c.ins[0])
     return jnp.where(x > 0, x, x * number(c.attr("negative_slope"), x.dtype)).astype(c.dtype)
 
 
-@row("elu")
+@rule("elu")
 def _elu(c: Call) -> Array:
     x = c.wide(c.ins[0])
     return jnp.where(x > 0, x, number(c.attr("alpha"), x.dtype) * jnp.expm1(x)).astype(c.dtype)
 
 
-@row("softplus")
+@rule("softplus")
 def _softplus(c: Call) -> Array:
     x = c.wide(c.ins[0])
     scaled = x * number(c.attr("beta"), x.dtype)
@@ -114,15 +114,15 @@ def _softplus(c: Call) -> Array:
     return jnp.where(scaled > number(c.attr("threshold"), x.dtype), x, soft).astype(c.dtype)
 
 
-@row("clamp")
+@rule("clamp")
 def _clamp(c: Call) -> Array:
     x = c.ins[0]
     x = jnp.maximum(x, number(c.attr("min"), x.dtype)) if c.has("min") else x
     return jnp.minimum(x, number(c.attr("max"), x.dtype)) if c.has("max") else x
 
 
-def cast(x: Array, dtype: Any) -> Array:
-    """A float cut to a small integer goes through a large one, as in C."""
+def cast(x: Array, dtype: np.dtype) -> Array:
+    """A float is cast to a small integer through i32, as in C."""
     if x.dtype == dtype:
         return x
     if dtype == jnp.bool_:
@@ -132,31 +132,31 @@ def cast(x: Array, dtype: Any) -> Array:
     return x.astype(dtype)
 
 
-@row("cast")
+@rule("cast")
 def _cast(c: Call) -> Array:
     return cast(c.ins[0], DTYPES[c.out.dtype])
 
 
-def turn(x: Array, cos: Array, sin: Array, half: Any = None) -> Array:
-    """Rope: pairs of the two halves turned by an angle; `half` is their size where x has only room for both."""
+def apply_rope(x: Array, cos: Array, sin: Array, half: Extent | None = None) -> Array:
+    """Rotary embedding over the two halves of the last dim; `half` is their size if x is padded."""
     if half is None:
         half = x.shape[-1] // 2
-        swapped = jnp.concatenate((-x[..., half:], x[..., :half]), -1)
+        rotated = jnp.concatenate((-x[..., half:], x[..., :half]), -1)
     else:
-        place = iota([x.shape[-1]], 0)
-        first = place < half
-        swapped = take(x, jnp.where(first, place + half, place - half), x.ndim - 1)
-        swapped = jnp.where(first, -swapped, swapped)
-    return x * cos + swapped * sin
+        position = iota([x.shape[-1]], 0)
+        first = position < half
+        rotated = take(x, jnp.where(first, position + half, position - half), x.ndim - 1)
+        rotated = jnp.where(first, -rotated, rotated)
+    return x * cos + rotated * sin
 
 
-@row("rope")
+@rule("rope")
 def _rope(c: Call) -> Array:
     x, cos, sin = c.args()
-    return turn(x, cos, sin, None if c.sizes.exact(c.dims[-1]) else c.size(0, -1) // 2)
+    return apply_rope(x, cos, sin, None if c.sizes.exact(c.dims[-1]) else c.size(0, -1) // 2)
 
 
-@row("pow")
+@rule("pow")
 def _pow(c: Call) -> Array:
     root = ROOTS.get(c.attr("other")) if isinstance(c.attr("other"), float) and floats(c.dtype) else None
-    return halves(power)(c) if root is None else root(c.wide(c.ins[0])).astype(c.dtype)
+    return in_f32(power)(c) if root is None else root(c.wide(c.ins[0])).astype(c.dtype)

@@ -1,4 +1,4 @@
-"""StableHLO programs in files: ours, with their contract and weights, and those of others."""
+"""StableHLO programs in files: keepdim's, with their contract and weights, and foreign ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import torch.utils._pytree as pytree
 from msgspec.structs import replace
 
 from ..artifact.signature import Signature, Transport
-from ..errors import KeepdimError, fail, told
+from ..errors import KeepdimError, describe_exception, fail
 from ..files import atomic_write, path_of
 from ..ir.program import verify_contract
-from ..shapes.contract import DTYPE_OF, MAX_RANK, Contract, Place, Source, Spec, Symbol, solve
+from ..shapes.contract import DTYPE_OF, MAX_RANK, Contract, DimSource, Source, Spec, Symbol, solve
 from ..shapes.dim import Dim
 from . import bounded
 from .mlir import DYNAMIC, Type, bindings
@@ -29,8 +29,8 @@ from .xla import bits
 
 DTYPE_NAMES = {v: k for k, v in ELEMENTS.items()}
 ARGUMENTS, RESULTS = ("input", "size", "state", "const"), ("output", "count", "state")  # in their order
-NUMBERS = ("size", "count")  # kinds that are one number
-MAX_ARGUMENTS = 1 << 12  # of a module of others
+NUMBERS = ("size", "count")  # kinds that are scalars
+MAX_ARGUMENTS = 1 << 12  # of a foreign module
 CONTRACT, SIGNATURE, ABOUT = "keepdim.contract", "keepdim.signature", "keepdim.program"
 
 
@@ -38,11 +38,11 @@ class _About(msgspec.Struct):
     arguments: list[Argument]
     results: list[Argument]
     bounded: bool
-    weights: dict[str, str] = {}  # key → hash of those that stand beside
+    weights: dict[str, str] = {}  # key → hash of the weights in the .npz file
 
 
 def save(program: StableHLOProgram, path: str | Path, inside: bool = False) -> None:
-    """The artifact, and the weights: inside as constants, or beside it."""
+    """Write the artifact, and the weights as constants inside or in an .npz file next to it."""
     program = with_constants(program) if inside else program
     raw = {k: bits(w) for k, w in program.weights.items()}
     about = _About(program.arguments, program.results, program.bounded, {k: _hash(w) for k, w in raw.items()})
@@ -50,16 +50,16 @@ def save(program: StableHLOProgram, path: str | Path, inside: bool = False) -> N
     hlo.set_attribute(CONTRACT, program.inner.to_json().decode())
     hlo.set_attribute(SIGNATURE, program.signature.to_json())
     hlo.set_attribute(ABOUT, msgspec.json.encode(about).decode())
-    with contextlib.ExitStack() as both:  # neither file is replaced before both are written
+    with contextlib.ExitStack() as both:  # replace neither file before both are written
         file = both.enter_context(atomic_write(path))
         if raw:
-            np.savez(both.enter_context(atomic_write(_beside(path))), **raw)  # type: ignore[arg-type]
+            np.savez(both.enter_context(atomic_write(_weights_path(path))), **raw)  # type: ignore[arg-type]
         file.write(hlo.artifact())
-        file.flush()  # a full disk shows here, not when the other one is replaced already
+        file.flush()  # a full disk fails here, before the other file is replaced
 
 
 def load_stablehlo(path: str | Path) -> StableHLOProgram:
-    """What `save` wrote; or any StableHLO text or artifact, of which every `?` becomes a symbol."""
+    """Load what `save` wrote, or any StableHLO text or artifact, where every `?` becomes a symbol."""
     hlo = Hlo.load(path_of("load", path))
     text = hlo.take_attribute(ABOUT)
     if text is None:
@@ -71,14 +71,14 @@ def load_stablehlo(path: str | Path) -> StableHLOProgram:
     contract = Contract.from_json(hlo.take_attribute(CONTRACT) or "")
     signature = Signature.from_json(hlo.take_attribute(SIGNATURE) or "")
     hlo = bounded.inner(hlo) if about.bounded else hlo
-    if (fault := _fault(about, contract, signature, hlo)) is not None:
+    if (fault := _inconsistency(about, contract, signature, hlo)) is not None:
         fail("load", str(path), f"its {ABOUT} does not fit: {fault}", "Save the program again")
     weights = _read_weights(path, about, hlo.inputs)
     return StableHLOProgram(hlo, signature, contract, about.arguments, about.results, weights, about.bounded)
 
 
-def _fault(about: _About, contract: Contract, signature: Signature, hlo: Hlo) -> str | None:
-    """What does not fit together in a file, in words: the module, its arguments and results, the two contracts."""
+def _inconsistency(about: _About, contract: Contract, signature: Signature, hlo: Hlo) -> str | None:
+    """The first inconsistency between the module, its arguments and results, and the two contracts."""
     try:
         verify_contract(replace(contract, data=(), ensures=()))
     except KeepdimError as refused:
@@ -103,24 +103,24 @@ def _fault(about: _About, contract: Contract, signature: Signature, hlo: Hlo) ->
     known = {s.name for s in contract.symbols if s.source.kind == "size"}
     if (sizes and not about.bounded) or not known.issuperset(sizes):
         return "its size arguments are not symbols of a bounded program"
-    kept = [[(e.name, e.dtype) for e in ends if e.kind == "state"] for ends in (about.arguments, about.results)]
-    if kept[0] != kept[1]:
+    states = [[(e.name, e.dtype) for e in ends if e.kind == "state"] for ends in (about.arguments, about.results)]
+    if states[0] != states[1]:
         return "its states are not the same as arguments and as results"
-    return _differs("input", signature.contract.inputs, contract.inputs, about.arguments, hlo.inputs, signature) or (
-        _differs("output", signature.contract.outputs, contract.outputs, about.results, hlo.results)
-    )
+    return _disagreement(
+        "input", signature.contract.inputs, contract.inputs, about.arguments, hlo.inputs, signature
+    ) or (_disagreement("output", signature.contract.outputs, contract.outputs, about.results, hlo.results))
 
 
-def _differs(kind: str, called: Sequence[Spec], inner: Sequence[Spec], entries: Sequence[Argument],
+def _disagreement(kind: str, called: Sequence[Spec], inner: Sequence[Spec], entries: Sequence[Argument],
              types: Sequence[Type], signature: Signature | None = None) -> str | None:  # fmt: skip
-    """Where the contract of calls, that of the module and the module's own types say different things of an end."""
+    """The first input or output on which the call contract, the module's contract and its types disagree."""
     ends = [(e, t) for e, t in zip(entries, types, strict=True) if e.kind == kind]
     if not len(called) == len(inner) == len(ends):
         return f"there are {len(called)} {kind}s in calls, {len(inner)} in its contract, {len(ends)} in the module"
     for i, (have, spec, (e, t)) in enumerate(zip(called, inner, ends, strict=True)):
-        dims = [] if spec.dtype == "int" else spec.dims  # the one dim of an integer is its value
-        travels = signature is not None and (signature.transports[i].kind or have.dtype == "python")
-        if not travels and (have.dtype, len(have.dims)) != (spec.dtype, len(spec.dims)):
+        dims = [] if spec.dtype == "int" else spec.dims  # the only dim of an integer is its value
+        transported = signature is not None and (signature.transports[i].kind or have.dtype == "python")
+        if not transported and (have.dtype, len(have.dims)) != (spec.dtype, len(spec.dims)):
             return f"{kind} {i} is {have} in calls and {spec} in its contract"
         if spec.dtype != e.dtype or len(dims) != len(t.dims):
             return f"{kind} {i} is {spec} in its contract and {t} in the module"
@@ -130,7 +130,7 @@ def _differs(kind: str, called: Sequence[Spec], inner: Sequence[Spec], entries: 
 
 
 # ---------------------------------------------------------------- weights
-def _beside(path: str | Path) -> Path:
+def _weights_path(path: str | Path) -> Path:
     return Path(f"{path}.npz")
 
 
@@ -139,27 +139,33 @@ def _hash(w: np.ndarray) -> str:
 
 
 def _read_weights(path: str | Path, about: _About, types: Sequence[Type]) -> dict[str, torch.Tensor]:
-    """Each as it was saved: its shape, its dtype, its bytes. Sizes are compared before anything is allocated."""
+    """Weights with the shape, dtype and hash of when they were saved; sizes are checked before allocating."""
     wanted = {a.name: (a.dtype, t) for a, t in zip(about.arguments, types, strict=True) if a.kind == "const"}
     if not wanted:
         return {}
     out: dict[str, torch.Tensor] = {}
     try:
-        room = _beside(path).stat().st_size
-        with _beside(path).open("rb") as file, zipfile.ZipFile(file) as kept:
+        room = _weights_path(path).stat().st_size
+        with _weights_path(path).open("rb") as file, zipfile.ZipFile(file) as kept:
             for name, (dtype, t) in wanted.items():
                 out[name] = _read_weight(kept, name, dtype, t, room)
                 room -= out[name].nbytes
                 if _hash(bits(out[name])) != about.weights.get(name):
                     raise ValueError(f"{name!r} has other values")
             return out
-    except Exception as e:  # zipfile and numpy raise many kinds
-        why = f"{e}" if isinstance(e, (ValueError, OSError)) else told(e)
-        fail("load", str(_beside(path)), f"has not the weights of {path} ({why})", "Save the program again", cause=e)
+    except Exception as e:  # zipfile and numpy raise many types
+        why = f"{e}" if isinstance(e, (ValueError, OSError)) else describe_exception(e)
+        fail(
+            "load",
+            str(_weights_path(path)),
+            f"does not contain the weights of {path} ({why})",
+            "Save the program again",
+            cause=e,
+        )
 
 
 def _read_weight(kept: zipfile.ZipFile, name: str, dtype: str, t: Type, room: int) -> torch.Tensor:
-    """One of them, as numpy's `savez` writes it: not compressed, so that all together are no larger than the file."""
+    """One weight, as numpy's `savez` writes it: uncompressed, so that the total is at most the file's size."""
     with kept.open(f"{name}.npy") as file:
         version = np.lib.format.read_magic(file)
         header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -182,7 +188,7 @@ def _read_weight(kept: zipfile.ZipFile, name: str, dtype: str, t: Type, room: in
 
 
 def with_constants(program: StableHLOProgram) -> StableHLOProgram:
-    """The same program with its weights as constants in the module."""
+    """The program with its weights as constants in the module."""
     from jaxlib.mlir import ir
 
     hlo, stablehlo = program.hlo.copy(), bindings()
@@ -201,9 +207,9 @@ def with_constants(program: StableHLOProgram) -> StableHLOProgram:
     return StableHLOProgram(hlo, program.signature, program.inner, arguments, program.results, {}, program.bounded)
 
 
-# ---------------------------------------------------------------- of others
+# ---------------------------------------------------------------- foreign modules
 def _foreign(hlo: Hlo) -> StableHLOProgram:
-    """A module that says nothing of itself: `?` are symbols, bounds are ranges."""
+    """A module without keepdim's metadata: `?` are symbols, bounds are ranges."""
 
     def spec(i: int, t: Type, what: str) -> Spec:
         if t.element not in DTYPE_NAMES:
@@ -220,14 +226,14 @@ def _foreign(hlo: Hlo) -> StableHLOProgram:
         fail("load", "main", f"has {count} arguments or results, more than {MAX_ARGUMENTS}")
     inputs = tuple(spec(i, t, "arg") for i, t in enumerate(hlo.inputs))
     outputs = tuple(spec(i, t, "result") for i, t in enumerate(hlo.results))
-    places = [Place("size", i, d, dim) for i, s in enumerate(inputs) for d, dim in enumerate(s.dims)]
+    sources = [DimSource("size", i, d, dim) for i, s in enumerate(inputs) for d, dim in enumerate(s.dims)]
     data = [
         Symbol(d.sym.name, 0, d.sym.hi, Source("size", i, k, Dim.const(1), Dim.const(0)))
         for i, s in enumerate(outputs)
         for k, d in enumerate(s.dims)
         if d.sym is not None
     ]
-    contract = Contract(tuple(solve(places)[0]), inputs, (), outputs, tuple(data))
+    contract = Contract(tuple(solve(sources)[0]), inputs, (), outputs, tuple(data))
     count = len(inputs)
     tree = pytree.tree_structure
     outs = tree(0) if len(outputs) == 1 else tree(tuple(range(len(outputs))))

@@ -1,4 +1,4 @@
-"""MLIR through jaxlib: its bindings, the types of values, and contexts that keep what was reported."""
+"""MLIR through jaxlib: its bindings, types of values, and contexts that collect diagnostics."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import fail, optional
 
-EXTRA = "stablehlo"  # of pip: jax and jaxlib
-DYNAMIC = -1  # where a size is not known
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+
+EXTRA = "stablehlo"  # pip extra with jax and jaxlib
+DYNAMIC = -1  # an unknown size
 
 
 @cache
@@ -32,17 +35,17 @@ class Type:
 
     text: str
     element: str
-    dims: tuple[int, ...]  # DYNAMIC where it is `?`
-    bounds: tuple[int, ...]  # DYNAMIC where there is none
+    dims: tuple[int, ...]  # DYNAMIC for `?`
+    bounds: tuple[int, ...]  # DYNAMIC for no bound
 
     @property
     def unranked(self) -> bool:
-        """Whether not even the number of its dims is known."""
+        """Whether its rank is unknown."""
         return self.text.startswith("tensor<*")
 
     @property
     def dynamic(self) -> bool:
-        """Whether a size is not known."""
+        """Whether a size is unknown."""
         return DYNAMIC in self.dims or self.unranked
 
     def __str__(self) -> str:
@@ -51,13 +54,13 @@ class Type:
 
 @cache
 def _context_type() -> tuple[Any, Any]:
-    """A context without dialects, and those that jax has in its own; made without importing jax."""
+    """A context type without dialects, and a registry of jax's dialects; made without importing jax."""
     bindings()
     from jaxlib.mlir import ir
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 
     class Context(ir.Context):
-        def __init__(self) -> None:  # that of ir.Context loads every dialect there is
+        def __init__(self) -> None:  # ir.Context's loads every dialect
             super(ir.Context, self).__init__()
 
     registry = ir.DialectRegistry()
@@ -65,8 +68,8 @@ def _context_type() -> tuple[Any, Any]:
     return Context, registry
 
 
-def _new_context() -> Any:
-    """As jax makes its own, but without threads: they would be missing after a fork, and a module is one function."""
+def _new_context() -> ir.Context:
+    """A context as jax makes it, but without threads, which would not survive a fork."""
     make, registry = _context_type()
     from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy
 
@@ -83,7 +86,7 @@ def _new_context() -> Any:
 
 
 class Scope:
-    """A context of MLIR that modules share, and what it reports. One thread at a time."""
+    """An MLIR context that modules share, and its diagnostics. One thread at a time."""
 
     def __init__(self) -> None:
         self._errors: list[str] = []
@@ -94,7 +97,7 @@ class Scope:
 
     @contextmanager
     def reporting(self, subject: str) -> Iterator[None]:
-        """The context, with what MLIR reports or raises in it as a sentence."""
+        """Enter the context; diagnostics and exceptions of MLIR become a KeepdimError."""
         with self._lock, self.context:
             yield from self._reported(subject)
 
@@ -103,29 +106,29 @@ class Scope:
         cause = None
         try:
             yield
-        except Exception as e:  # MLIR's own kinds; the reason is in what it reported
+        except Exception as e:  # MLIR's exceptions; the reason is in the diagnostics
             if type(e).__module__.startswith("keepdim"):
                 raise
             cause = e
         if cause is not None or self._errors:
-            said = "; ".join(dict.fromkeys(" ".join(m.split()) for m in self._errors)) or str(cause)
-            fail("refine", subject, said, cause=cause)
+            why = "; ".join(dict.fromkeys(" ".join(m.split()) for m in self._errors)) or str(cause)
+            fail("refine", subject, why, cause=cause)
 
 
-def _collector(errors: list[str]) -> Callable[[Any], bool]:
-    """A handler that keeps errors. It knows nothing of the context, which would live for ever otherwise."""
+def _collector(errors: list[str]) -> Callable[[ir.Diagnostic], bool]:
+    """A diagnostic handler that collects errors. It holds no reference to the context, which would leak."""
 
-    def diagnose(found: Any) -> bool:
+    def diagnose(found: ir.Diagnostic) -> bool:
         if str(found.severity).endswith("ERROR"):
             where = re.search(r":(\d+):(\d+)$", str(found.location).removesuffix(")").replace('"', ""))
-            place = f" (line {where[1]})" if where and where[1] != "0" else ""
-            errors.append(found.message + place)
+            line = f" (line {where[1]})" if where and where[1] != "0" else ""
+            errors.append(found.message + line)
         return True
 
     return diagnose
 
 
-def inside(op: Any) -> Iterator[Any]:
+def inside(op: ir.Operation) -> Iterator[ir.Operation]:
     """Every operation in the regions of one, outer before inner."""
     for region in op.regions:
         for block in region.blocks:
@@ -134,12 +137,12 @@ def inside(op: Any) -> Iterator[Any]:
                 yield from inside(inner.operation)
 
 
-def string_of(attribute: Any) -> str:
+def string_of(attribute: ir.Attribute) -> str:
     """The text of a string attribute."""
     return attribute.value
 
 
-def type_of(t: Any) -> Type:
+def type_of(t: ir.Type) -> Type:
     """A ranked tensor; anything else has no dims."""
     from jaxlib.mlir import ir
 

@@ -1,4 +1,4 @@
-"""What a user holds: a StableHLO program with its contract. Refine it and run it; `file` saves it."""
+"""A StableHLO program with its contract: refine it, run it, save it (by `file`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import torch
 import torch.utils._pytree as pytree
 from msgspec.structs import replace
 
-from .. import _native
+from ..artifact.calling import CallProtocol, is_dense, layout_text
 from ..artifact.signature import Signature
-from ..errors import KeepdimError, fail
-from ..shapes.contract import DTYPE_OF, Constraint, Contract, Place, Spec, Symbol, solve
+from ..errors import fail
+from ..shapes.contract import DTYPE_OF, Constraint, Contract, DimSource, Spec, Symbol, solve
 from ..shapes.dim import Dim, decide, range_text
 from . import bounded
 from .mlir import Type
@@ -29,55 +29,47 @@ ELEMENTS = {
     "f32": "f32", "f16": "f16", "bf16": "bf16", "f64": "f64", "i8": "i8", "u8": "ui8", "i16": "i16", "i32": "i32",
     "i64": "i64", "bool": "i1",
 }  # fmt: skip
-STATES = "Give what new_states() or the call before gave"
+STATES = "Pass what new_states() or the previous call returned"
 PART = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
 FULL = (*PART, "check-shape-assertions", "cse")
-# Where something is called: refine-shapes knows neither XLA's own calls nor composites.
+# For modules with calls: refine-shapes supports neither XLA's custom calls nor composites.
 BY_XLA = ("refine-arguments", "refine-polymorphic-shapes")
 
 
 class Argument(msgspec.Struct, frozen=True):
     """An argument or a result of main, in order.
 
-    Arguments are inputs, sizes (of a bounded program), states and weights; results are outputs, counts (sizes that data
-    decides) and states.
+    Arguments are inputs, sizes (of a bounded program), states and weights; results are outputs, counts (data-dependent
+    sizes) and states.
     """
 
     kind: str
-    name: str  # a weight's and a state's is its key
+    name: str  # the key of a weight or a state
     dtype: str
 
 
 class StableHLOProgram:
-    """A program in StableHLO: call it like the model it came from, or make a static one of it with `refine`.
+    """A program in StableHLO: call it like the model, or make it static with `refine`.
 
-    A state (keys and values of a language model) is an argument behind the inputs and a result behind the outputs:
-    give it, and it comes back changed.
+    A state (such as a KV cache) is an argument after the inputs and a result after the outputs: pass it, and the
+    updated one is returned.
     """
 
     def __init__(self, hlo: Hlo, signature: Signature, contract: Contract, arguments: Sequence[Argument],
                  results: Sequence[Argument], weights: Mapping[str, torch.Tensor], bounded: bool = False):  # fmt: skip
         self.hlo, self.signature, self.weights, self.bounded = hlo, signature, dict(weights), bounded
-        self.inner = contract  # of the tensors that main takes; integers are tensors there
+        self.inner = contract  # over main's tensors, where integers are tensors too
         self.contract = signature.contract
         self.arguments, self.results = list(arguments), list(results)
+        self.notes: list[str] = []  # of capture, and of graphs that were refused; not in a file
         self.executables = Executables()
         self._uploaded: list[Any] | None = None
-        count = len(self.contract.inputs)
-        self._plain_call = signature.in_spec == pytree.tree_structure((tuple(range(count)), {}))
-        self._plain_result = signature.out_spec == pytree.tree_structure(0)
-        self._special = any(t.kind for t in signature.transports) or any(
-            s.dtype == "python" for s in self.contract.inputs
-        )
+        self._protocol = CallProtocol(signature)
 
-    # -- what a refined program may never be asked for
-    @cached_property
-    def _check(self) -> Any:
-        return _native.Contract(self.contract.to_json())
-
+    # -- computed on demand
     @cached_property
     def types(self) -> list[Type]:
-        """What main takes."""
+        """Argument types of main."""
         return self.hlo.inputs
 
     @cached_property
@@ -97,7 +89,7 @@ class StableHLOProgram:
 
     @property
     def states(self) -> list[Argument]:
-        """The states, in their order behind the inputs."""
+        """The states, in their order after the inputs."""
         return [a for a in self.arguments if a.kind == "state"]
 
     def __repr__(self) -> str:
@@ -111,12 +103,12 @@ class StableHLOProgram:
         Symbols that are not given stay dynamic. Sizes outside the contract are refused before any pass runs.
         """
         if self.bounded:
-            fail("refine", "program", "is bounded: it has one form for all sizes", "Refine the one without bounds")
+            fail("refine", "program", "is bounded: one program is for all sizes", "Refine the one without bounds")
         values = self._symbols(sizes)
         names = {s.name for s in self.inner.symbols}
         types = [self._argument_type(i, values) for i in range(len(self.arguments))]
-        whole = BY_XLA if self._calls else FULL
-        copy = self.hlo.copy().run(whole if values.keys() == names else PART, types)
+        passes = BY_XLA if self._calls else FULL
+        copy = self.hlo.copy().run(passes if values.keys() == names else PART, types)
         known = {k: Dim.const(v) for k, v in values.items()}
         signature = self.signature._replace(contract=_substituted(self.signature.contract, known))
         return StableHLOProgram(copy, signature, _substituted(self.inner, known), self.arguments, self.results,
@@ -130,20 +122,20 @@ class StableHLOProgram:
         return f"tensor<{'x'.join([*sizes, ELEMENTS[self.arguments[i].dtype]])}>"
 
     def _symbols(self, given: Mapping[str, Any]) -> dict[str, int]:
-        """Symbols by name, or from the shapes of inputs; refused where the contract does not allow them."""
+        """Values of symbols, by name or from the shapes of inputs; raises if the contract does not allow them."""
         symbols = {s.name: s for s in self.inner.symbols}
         inputs = {s.name: i for i, s in enumerate(self.inner.inputs)}
         values: dict[str, int] = {}
         shapes: dict[int, list[int]] = {}
         for name, size in given.items():
-            whole = _whole(size)
-            if name in inputs and isinstance(whole, list):
-                shapes[inputs[name]] = whole
-            elif name in symbols and isinstance(whole, int):
-                values[name] = whole
+            size_or_shape = _as_ints(size)
+            if name in inputs and isinstance(size_or_shape, list):
+                shapes[inputs[name]] = size_or_shape
+            elif name in symbols and isinstance(size_or_shape, int):
+                values[name] = size_or_shape
             else:
                 known = [f"{n}=..." for n in symbols] + [f"{n}=(...)" for n in inputs]
-                fail("refine", f"size {name!r}", f"= {size!r} is no size of the program", f"Say {', '.join(known)}")
+                fail("refine", f"size {name!r}", f"= {size!r} is not a size of the program", f"Say {', '.join(known)}")
         for i, shape in shapes.items():
             spec = self.inner.inputs[i]
             if len(shape) != len(spec.dims):
@@ -153,16 +145,15 @@ class StableHLOProgram:
         return values
 
     def _solve(self, values: dict[str, int], shapes: Mapping[int, list[int]]) -> None:
-        """The symbols that shapes show, wherever they show them."""
-        places = [Place("size", i, d, dim) for i in shapes for d, dim in enumerate(self.inner.inputs[i].dims)]
-        found, rest = solve(places, values.keys())
+        """Solve symbols from the given shapes."""
+        sources = [DimSource("size", i, d, dim) for i in shapes for d, dim in enumerate(self.inner.inputs[i].dims)]
+        found, rest = solve(sources, values.keys())
         for p in rest:
             spec, open_ones = self.inner.inputs[p.input], sorted(p.dim.symbols() - values.keys())
             fail("refine", f"input {p.input} {spec.name!r} dim {p.index}",
                  f"does not tell {' and '.join(open_ones)} of {p.dim}", f"Say {open_ones[0]}=...")  # fmt: skip
         for s in found:
-            mul, add = s.source.mul.eval(values), s.source.add.eval(values)
-            values[s.name] = (shapes[s.source.input][s.source.index] - add) // mul
+            values[s.name] = s.solve(shapes[s.source.input][s.source.index], lambda d: d.eval(values))
 
     def _check_sizes(self, values: Mapping[str, int], shapes: Mapping[int, list[int]]) -> None:
         known = {k: Dim.const(v) for k, v in values.items()}
@@ -183,7 +174,7 @@ class StableHLOProgram:
 
     # -- running
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """On XLA's CPU client. torch, numpy and jax arrays in, torch out; states after the model's own arguments."""
+        """Run on XLA's CPU client. Takes torch, numpy or jax arrays, then states; returns torch tensors."""
         flat, states = self._given(args, kwargs)
         inputs, values = self._bind(flat)
         key = None if self.bounded else tuple([tuple(x.shape) for x in inputs])
@@ -192,66 +183,55 @@ class StableHLOProgram:
         return self._result(run([*map(upload, (*given, *states)), *self._weights()]), values)
 
     def interpret(self, *args: Any, **kwargs: Any) -> Any:
-        """The same by StableHLO's reference interpreter: slow, and what the operations mean."""
-        from .interpret import evaluate
+        """Run on StableHLO's reference interpreter: slow, and the definition of the operations."""
+        from .interpret import interpret_tensors
 
         flat, states = self._given(args, kwargs)
         inputs, values = self._bind(flat)
         given = bounded.pad(self, inputs) if self.bounded else inputs
         weights = [self.weights[a.name] for a in self.arguments if a.kind == "const"]
-        return self._result(evaluate(self._static(values), [*given, *states, *weights]), values)
+        return self._result(interpret_tensors(self._static(values), [*given, *states, *weights]), values)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[torch.Tensor]]:
-        """The contract's inputs in order, and the states behind them."""
+        """The contract's inputs in order, and the states."""
         count = len(args) - len(self.states)
         if count < 0:
-            fact = f"has {len(args)} arguments, and {len(self.states)} states stand behind the model's own"
+            fact = f"has {len(args)} arguments, and {len(self.states)} states have to follow the model's own"
             fail("bind", "call", fact, STATES)
         states = [tensor(x) for x in args[count:]]
         self._check_states(states)
-        if self._plain_call and count == len(self.contract.inputs) and not kwargs:
-            return [tensor(x) for x in args[:count]], states
-        return self.signature.flatten(*pytree.tree_map(tensor, (args[:count], kwargs))), states
+        return list(self._protocol.flatten(*pytree.tree_map(tensor, (args[:count], kwargs)))), states
 
     def _bind(self, flat: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, int]]:
         """The tensors that main takes, checked against the contract, and the symbols' values."""
-        try:
-            inputs = self._check.inputs(flat)
-        except _native.Error as e:
-            raise KeepdimError(str(e)) from None
-        except RuntimeError as e:  # of torch
-            for i, (spec, x) in enumerate(zip(self.contract.inputs, flat, strict=False)):
-                if isinstance(x, torch.Tensor) and not _dense(x):
-                    fail("bind", f"input {i} {spec.name!r}", f"is {_kind(x)}, not dense on the CPU", cause=e)
-            raise
-        inputs = self.signature.pack(flat) if self._special else inputs
+        inputs = self._protocol.inputs(flat)
         return inputs, self.inner.bind(inputs)
 
     def _check_states(self, states: Sequence[Any]) -> None:
         for a, x, t in zip(self.states, states, self._state_types, strict=True):
             given = isinstance(x, torch.Tensor)
-            if not given or tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype] or not _dense(x):
-                have = f"{x.dtype} {list(x.shape)}, {_kind(x)}" if given else type(x).__name__
+            if not given or tuple(x.shape) != t.dims or x.dtype != DTYPE_OF[a.dtype] or not is_dense(x):
+                have = f"{x.dtype} {list(x.shape)}, {layout_text(x)}" if given else type(x).__name__
                 fail("bind", f"state {a.name!r}", f"expected {a.dtype} {list(t.dims)}, got {have}", STATES)
 
     def new_states(self) -> list[torch.Tensor]:
-        """States as they begin: zeros."""
+        """Initial states: zeros."""
         return [
             torch.zeros(t.dims, dtype=DTYPE_OF[a.dtype]) for a, t in zip(self.states, self._state_types, strict=True)
         ]
 
     def _weights(self) -> list[Any]:
-        """On the device, once."""
+        """The weights on the device, uploaded once."""
         if self._uploaded is None:
             self._uploaded = [upload(self.weights[a.name]) for a in self.arguments if a.kind == "const"]
         return self._uploaded
 
     def _static(self, values: Mapping[str, int]) -> Hlo:
-        """What is compiled for a call."""
+        """The static module for a call."""
         return self.hlo if self.bounded or self.hlo.static else self.refine(**values).hlo
 
     def _compiled(self, values: Mapping[str, int], given: Sequence[torch.Tensor]) -> Hlo:
-        """What is compiled, when it takes what is given: XLA does not compare sizes with those of its buffers."""
+        """The static module, after checking the arguments: XLA does not compare sizes with those of its buffers."""
         hlo = self._static(values)
         weights = [self.weights[a.name] for a in self.arguments if a.kind == "const"]
         for i, (a, x, t) in enumerate(zip(self.arguments, (*given, *weights), hlo.inputs, strict=True)):
@@ -260,29 +240,29 @@ class StableHLOProgram:
         return hlo
 
     def _result(self, outs: Sequence[torch.Tensor], values: dict[str, int]) -> Any:
-        """Outputs, cut to their sizes, as the model gives them; states behind them."""
+        """Outputs, sliced to their sizes, in the model's structure; states after them."""
         counts = {a.name: int(y) for a, y in zip(self.results, outs, strict=True) if a.kind == "count"}
         padded = self.bounded or bool(counts)
         shown = [
-            int(y) if spec.dtype == "int" else _cut(y, spec.dims, values | counts) if padded else y
+            int(y) if spec.dtype == "int" else _slice_to(y, spec.dims, values | counts) if padded else y
             for spec, y in zip(self.inner.outputs, outs, strict=False)
         ]
-        result = shown[0] if self._plain_result else self.signature.unflatten(shown)
+        result = self._protocol.result(shown)
         changed = outs[len(outs) - len(self.states) :] if self.states else ()
         return (result, *changed) if self.states else result
 
     # -- files
     def save(self, path: str | Path, inside: bool = False) -> None:
-        """A portable artifact that any StableHLO tool reads; weights stand beside it, in `path + '.npz'`, or inside."""
+        """Write a portable artifact that any StableHLO tool reads; weights go to `path + '.npz'`, or `inside`."""
         from .file import save
 
         save(self, path, inside)
 
 
-def _whole(size: Any) -> Any:
-    """An integer of any kind as an int, several as a list of them; None for anything else."""
+def _as_ints(size: Any) -> Any:
+    """An integer as an int, a sequence of them as a list of ints; None for anything else."""
     if isinstance(size, (tuple, list)):
-        sizes = [_whole(n) for n in size]
+        sizes = [_as_ints(n) for n in size]
         return sizes if all(isinstance(n, int) for n in sizes) else None
     try:
         return None if isinstance(size, bool) else index(size)
@@ -291,7 +271,7 @@ def _whole(size: Any) -> Any:
 
 
 def _substituted(c: Contract, known: Mapping[str, Dim]) -> Contract:
-    """The contract with these symbols known."""
+    """The contract with these symbols replaced."""
 
     def spec(s: Spec) -> Spec:
         return replace(s, dims=tuple(d.substitute(known) for d in s.dims))
@@ -311,19 +291,10 @@ def _substituted(c: Contract, known: Mapping[str, Dim]) -> Contract:
                     left(c.data), limits(c.ensures))  # fmt: skip
 
 
-def _cut(y: torch.Tensor, dims: Sequence[Dim], values: Mapping[str, int]) -> torch.Tensor:
-    """To its sizes; one that no symbol of the call says is what it is."""
+def _slice_to(y: torch.Tensor, dims: Sequence[Dim], values: Mapping[str, int]) -> torch.Tensor:
+    """Slice to the sizes; a size with an unknown symbol is kept."""
     sizes = [n if d.symbols() - values.keys() else d.eval(values) for n, d in zip(y.shape, dims, strict=True)]
     return y if list(y.shape) == sizes else y[tuple(slice(0, n) for n in sizes)].contiguous()
-
-
-def _dense(x: torch.Tensor) -> bool:
-    """Whether its elements lie in memory of ours."""
-    return x.layout == torch.strided and x.device.type == "cpu"
-
-
-def _kind(x: torch.Tensor) -> str:
-    return f"{str(x.layout).removeprefix('torch.')} on {x.device}"
 
 
 def tensor(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Recurrent layers: steps over the first dim; the input's share of the gates is given."""
+"""Recurrent layers: a scan over the first dim; the input projection of the gates is given."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .table import Array, Call, iota, row
+from .table import Array, Call, iota, rule
 
 sigmoid = jax.nn.sigmoid
-Step = Callable[[Array, Array, list[Array]], list[Array]]
+ScanStep = Callable[[Array, Array, list[Array]], list[Array]]
 
 
-def scan(step: Step) -> Callable[[Call], Array]:
-    """From the end where `reverse` says so; a step behind the end changes nothing."""
+def scan(step: ScanStep) -> Callable[[Call], Array]:
+    """A scan, from the end if `reverse`; steps in the padding leave the state unchanged."""
 
     def call(c: Call) -> Array:
         gates, w, bias = c.wide(c.ins[0]), c.wide(c.ins[1]), c.operand(2)
@@ -28,8 +28,8 @@ def scan(step: Step) -> Callable[[Call], Array]:
             return new, new
 
         first = [c.wide(s) for s in c.ins[3:] if s is not None]
-        places = iota([gates.shape[0]], 0)
-        made = lax.scan(one, first, (places, gates), reverse=bool(c.attr("reverse", False)))[1]
+        steps_index = iota([gates.shape[0]], 0)
+        made = lax.scan(one, first, (steps_index, gates), reverse=bool(c.attr("reverse", False)))[1]
         return (jnp.stack(made) if len(made) > 1 else made[0]).astype(c.dtype)
 
     return call
@@ -47,7 +47,7 @@ def _gru(x: Array, h: Array, state: list[Array]) -> list[Array]:
     return [(1 - z) * n + z * state[0]]
 
 
-row("lstm_scan")(scan(_lstm))
-row("gru_scan")(scan(_gru))
-row("rnn_tanh_scan")(scan(lambda x, h, state: [jnp.tanh(x + h)]))
-row("rnn_relu_scan")(scan(lambda x, h, state: [jax.nn.relu(x + h)]))
+rule("lstm_scan")(scan(_lstm))
+rule("gru_scan")(scan(_gru))
+rule("rnn_tanh_scan")(scan(lambda x, h, state: [jnp.tanh(x + h)]))
+rule("rnn_relu_scan")(scan(lambda x, h, state: [jax.nn.relu(x + h)]))

@@ -1,17 +1,17 @@
-"""Reductions, softmax, norms, running sums, sorting."""
+"""Reductions, softmax, norms, cumulative sums, sorting."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .elementwise import floats
-from .table import Array, Call, highest, iota, lowest, nonempty, number, row
+from .table import Array, Call, Scalar, highest, iota, lowest, nonempty, number, rule
 
 
 def axes_of(c: Call) -> tuple[int, ...]:
@@ -20,12 +20,12 @@ def axes_of(c: Call) -> tuple[int, ...]:
 
 
 def kept(c: Call) -> bool:
-    """Whether they stay as 1, by the result's rank."""
+    """Whether reduced dims are kept as 1, by the result's rank."""
     return len(c.dims) == len(c.given[0])
 
 
-def reduced(f: Callable[..., Array], neutral: Callable[[Any], Any]) -> Callable[[Call], Array]:
-    """A reduction, with what changes nothing behind the end."""
+def reduction(f: Callable[..., Array], neutral: Callable[[np.dtype], Scalar]) -> Callable[[Call], Array]:
+    """A reduction, with padding filled by its neutral element."""
 
     def call(c: Call) -> Array:
         x = c.fill(0, axes_of(c), neutral(c.ins[0].dtype))
@@ -34,31 +34,31 @@ def reduced(f: Callable[..., Array], neutral: Callable[[Any], Any]) -> Callable[
     return call
 
 
-row("sum")(reduced(jnp.sum, lambda _: 0))
-row("prod")(reduced(jnp.prod, lambda _: 1))
-row("amax")(reduced(jnp.max, lowest))
-row("amin")(reduced(jnp.min, highest))
-row("any")(reduced(jnp.any, lambda _: False))
-row("all")(reduced(jnp.all, lambda _: True))
+rule("sum")(reduction(jnp.sum, lambda _: 0))
+rule("prod")(reduction(jnp.prod, lambda _: 1))
+rule("amax")(reduction(jnp.max, lowest))
+rule("amin")(reduction(jnp.min, highest))
+rule("any")(reduction(jnp.any, lambda _: False))
+rule("all")(reduction(jnp.all, lambda _: True))
 
 
-def count(c: Call, axes: tuple[int, ...], dtype: Any) -> Array:
-    """How many elements the reduced dims have."""
+def count(c: Call, axes: tuple[int, ...], dtype: np.dtype) -> Array:
+    """The number of reduced elements."""
     return number(prod(c.size(0, a) for a in axes), dtype)
 
 
 def mean(c: Call, x: Array, axes: tuple[int, ...], keep: bool) -> Array:
-    """Over what the first operand's dims are; behind the end of x anything may lie."""
+    """The mean over dims of the first operand; the padding of x may be anything."""
     x = c.sizes.fill(x, c.given[0], axes, 0)
     return jnp.sum(x, axis=axes, keepdims=keep) / count(c, axes, x.dtype)
 
 
-@row("mean")
+@rule("mean")
 def _mean(c: Call) -> Array:
     return mean(c, c.wide(c.ins[0]), axes_of(c), kept(c)).astype(c.dtype)
 
 
-@row("var")
+@rule("var")
 def _var(c: Call) -> Array:
     x, axes = c.wide(c.ins[0]), axes_of(c)
     off = c.sizes.fill(x - mean(c, x, axes, True), c.given[0], axes, 0)
@@ -66,8 +66,8 @@ def _var(c: Call) -> Array:
     return (jnp.sum(off * off, axis=axes, keepdims=kept(c)) / left).astype(c.dtype)
 
 
-def place(f: Callable[..., Array], neutral: Callable[[Any], Any]) -> Callable[[Call], Array]:
-    """Where the largest or smallest is: its position among what `dims` walk over."""
+def arg_reduction(f: Callable[..., Array], neutral: Callable[[np.dtype], Scalar]) -> Callable[[Call], Array]:
+    """argmax or argmin: the position in the flattened reduced dims."""
 
     def call(c: Call) -> Array:
         dims, axes = c.given[0], axes_of(c)
@@ -78,17 +78,17 @@ def place(f: Callable[..., Array], neutral: Callable[[Any], Any]) -> Callable[[C
         if not axes:
             return jnp.zeros(c.extents, c.dtype)
         if len(axes) > 1:
-            own = [dims[a] for a in axes]
-            flat = [*(dims[a] for a in rest), prod(own[1:], start=own[0])]
-            x = c.sizes.reshape(x, [*(dims[a] for a in rest), *own], flat)
+            inner = [dims[a] for a in axes]
+            flat = [*(dims[a] for a in rest), prod(inner[1:], start=inner[0])]
+            x = c.sizes.reshape(x, [*(dims[a] for a in rest), *inner], flat)
             x = c.sizes.fill(x, flat, [len(rest)], neutral(x.dtype))
         return f(x, axis=-1).astype(c.dtype).reshape(c.extents)
 
     return call
 
 
-row("argmax")(place(jnp.argmax, lowest))
-row("argmin")(place(jnp.argmin, highest))
+rule("argmax")(arg_reduction(jnp.argmax, lowest))
+rule("argmin")(arg_reduction(jnp.argmin, highest))
 
 
 # ---------------------------------------------------------------- along a dim
@@ -101,12 +101,12 @@ def softmax(f: Callable[..., Array]) -> Callable[[Call], Array]:
     return call
 
 
-row("softmax")(softmax(jax.nn.softmax))
-row("log_softmax")(softmax(jax.nn.log_softmax))
+rule("softmax")(softmax(jax.nn.softmax))
+rule("log_softmax")(softmax(jax.nn.log_softmax))
 
 
-def running(f: Callable[..., Array]) -> Callable[[Call], Array]:
-    """What lies behind the end comes last, and changes nothing before it."""
+def cumulative(f: Callable[..., Array]) -> Callable[[Call], Array]:
+    """A cumulative op; padding is at the end and does not affect what is before it."""
 
     def call(c: Call) -> Array:
         if not c.dims:
@@ -117,72 +117,72 @@ def running(f: Callable[..., Array]) -> Callable[[Call], Array]:
     return call
 
 
-row("cumsum")(running(lambda x, axis: lax.cumsum(x, axis)))
-row("cumprod")(running(lambda x, axis: lax.cumprod(x, axis)))
+rule("cumsum")(cumulative(lambda x, axis: lax.cumsum(x, axis)))
+rule("cumprod")(cumulative(lambda x, axis: lax.cumprod(x, axis)))
 
 
-@row("argsort")
+@rule("argsort")
 def _argsort(c: Call) -> Array:
     x, axis, down = c.ins[0], c.known("dim"), c.attr("descending", False)
     if not c.dims:
         return jnp.zeros((), c.dtype)
     x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
-    places = iota(x.shape, axis)
-    keys = [places >= c.size(0, axis)] if not c.sizes.exact(c.given[0][axis]) else []
+    positions = iota(x.shape, axis)
+    keys = [positions >= c.size(0, axis)] if not c.sizes.exact(c.given[0][axis]) else []
     if down and floats(x.dtype):
         keys += [~jnp.isnan(x), -x]  # NaN is the largest
     else:
         keys += [~x if down else x]
-    order = lax.sort([*keys, places], dimension=axis, is_stable=True, num_keys=len(keys))[-1]
+    order = lax.sort([*keys, positions], dimension=axis, is_stable=True, num_keys=len(keys))[-1]
     return lax.slice_in_dim(order, 0, c.extents[axis], axis=axis).astype(c.dtype)
 
 
 # ---------------------------------------------------------------- norms
-def _last(c: Call) -> tuple[int, ...]:
+def _last_axes(c: Call) -> tuple[int, ...]:
     rank = len(c.given[0])
     return tuple(range(rank - c.known("axes"), rank))
 
 
-@row("layer_norm")
+@rule("layer_norm")
 def _layer_norm(c: Call) -> Array:
-    x, axes = c.wide(c.ins[0]), _last(c)
+    x, axes = c.wide(c.ins[0]), _last_axes(c)
     x = x - mean(c, x, axes, True)
     x = x * lax.rsqrt(mean(c, x * x, axes, True) + number(c.attr("eps"), x.dtype))
     return scaled(c, x, x.ndim - len(axes))
 
 
-@row("rms_norm")
+@rule("rms_norm")
 def _rms_norm(c: Call) -> Array:
-    x, axes = c.wide(c.ins[0]), _last(c)
+    x, axes = c.wide(c.ins[0]), _last_axes(c)
     x = x * lax.rsqrt(mean(c, x * x, axes, True) + number(c.attr("eps"), x.dtype))
     return scaled(c, x, x.ndim - len(axes))
 
 
 def scaled(c: Call, x: Array, axis: int) -> Array:
-    """Times the second operand, plus the third, where they are; their first dim is `axis` of x."""
+    """Times the second operand, plus the third, if present; their first dim is `axis` of x."""
     for i, f in ((1, jnp.multiply), (2, jnp.add)):
         if (w := c.operand(i)) is not None:
             x = f(x, c.wide(w).reshape(*w.shape, *[1] * (x.ndim - axis - w.ndim)))
     return x.astype(c.dtype)
 
 
-@row("group_norm")
+@rule("group_norm")
 def _group_norm(c: Call) -> Array:
     dims, groups = c.given[0], c.dim("groups")
-    apart = (dims[0], groups, dims[1] // groups, *dims[2:])
-    x = c.sizes.reshape(c.wide(c.ins[0]), dims, apart)
-    axes = tuple(range(2, len(apart)))
-    many = number(prod(c.sizes.number(apart[a]) for a in axes), x.dtype)
+    grouped = (dims[0], groups, dims[1] // groups, *dims[2:])
+    x = c.sizes.reshape(c.wide(c.ins[0]), dims, grouped)
+    axes = tuple(range(2, len(grouped)))
+    count_in_group = number(prod(c.sizes.number(grouped[a]) for a in axes), x.dtype)
 
     def over(y: Array) -> Array:
-        return jnp.sum(c.sizes.fill(y, apart, axes, 0), axis=axes, keepdims=True) / many
+        return jnp.sum(c.sizes.fill(y, grouped, axes, 0), axis=axes, keepdims=True) / count_in_group
 
     x = x - over(x)
     x = x * lax.rsqrt(over(x * x) + number(c.attr("eps"), x.dtype))
-    return scaled(c, c.sizes.reshape(x, apart, dims), 1)
+    return scaled(c, c.sizes.reshape(x, grouped, dims), 1)
 
 
-@row("batch_norm")
+@rule("batch_norm")
 def _batch_norm(c: Call) -> Array:
     x = c.wide(c.ins[0])
     mean_of, var = (c.wide(c.ins[i]).reshape(-1, *[1] * (x.ndim - 2)) for i in (3, 4))

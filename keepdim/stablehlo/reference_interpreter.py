@@ -1,23 +1,28 @@
-"""StableHLO's reference interpreter, over arrays of numpy. It ends the process on some modules: `worker.py` runs it for
-those that came from a file."""
+"""StableHLO's reference interpreter on numpy arrays. It crashes on some modules: `worker.py` runs it for modules from
+files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import fail
 from .mlir import Type, bindings, type_of
 
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
 
-def evaluate(hlo: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The results of main of an Hlo, which is changed; 16-bit floats that numpy does not have come as f32."""
+    from .refine import Hlo
+
+
+def interpret_arrays(hlo: Hlo, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Results of main; the Hlo is modified. bf16, which numpy lacks, is returned as f32."""
     from jaxlib.mlir import ir
 
     stablehlo = bindings()
-    if not hlo.static:  # it would end the process
+    if not hlo.static:  # it would crash
         fail("run", "program", "has sizes that only data decides, which the interpreter does not know")
     _copy_scattered(hlo)
     with hlo.reporting("interpreter"):
@@ -27,8 +32,8 @@ def evaluate(hlo: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [_array(y, type_of(y.type)) for y in stablehlo.eval_module(hlo.module, given)]
 
 
-def _copy_scattered(hlo: Any) -> None:
-    """Every scatter on a copy of its own, because the interpreter writes it into its operands."""
+def _copy_scattered(hlo: Hlo) -> None:
+    """Copy the operands of every scatter, because the interpreter writes into them."""
     from jaxlib.mlir import ir
 
     stablehlo = bindings()
@@ -41,12 +46,12 @@ def _copy_scattered(hlo: Any) -> None:
                     op.operands[i] = stablehlo.broadcast_in_dim(x.type, x, axes)
 
 
-def _array(y: Any, t: Type) -> np.ndarray:
+def _array(y: ir.DenseElementsAttr, t: Type) -> np.ndarray:
     from jaxlib.mlir import ir
 
     if t.element != "bf16":
         return np.array(ir.DenseElementsAttr(y))
-    wide = t.text.replace("bf16", "f32")  # Python reads no elements of bf16
+    wide = t.text.replace("bf16", "f32")  # the bindings cannot read bf16 elements
     body = f"%0 = stablehlo.convert %x : ({t}) -> {wide} return %0 : {wide}"
     widened = ir.Module.parse(f"func.func @main(%x: {t}) -> {wide} {{ {body} }}")
     return _array(bindings().eval_module(widened, [y])[0], type_of(ir.Type.parse(wide)))

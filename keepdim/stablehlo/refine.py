@@ -1,9 +1,8 @@
 """StableHLO texts and artifacts, and passes over them by name: dynamic programs become static ones.
 
-Works on any StableHLO, not only ours. The passes are those of StableHLO itself, from jaxlib, with its pipeline
-`remove-dynamism` and the few of `own_passes.py`.
-What a pass reports as an error is an error here, also where the pass goes on. What a file says is read and refined by
-the process of `worker.py` first, because MLIR ends the process on some modules.
+Works on any StableHLO, not only keepdim's. The passes are StableHLO's, from jaxlib, with its pipeline
+`remove-dynamism`, and those of `extra_passes.py`. A diagnostic error of a pass is an error here, even if the pass goes
+on. Files are read and refined in the process of `worker.py`, because MLIR crashes on some modules.
 """
 
 from __future__ import annotations
@@ -14,18 +13,22 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import fail
 from . import worker
+from .extra_passes import EXTRA_PASSES
 from .mlir import DYNAMIC, Scope, Type, bindings, inside, string_of, type_of
-from .own_passes import OWN
+
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import func
 
 BYTECODE = b"ML\xefR"
-SEAL, UNSEALED = "keepdim.seal", b"keepdim-sha256:" + b"0" * 64  # of artifacts: an attribute, and its text at first
-ASSERTION = "shape_assertion"  # of custom calls
+SEAL, UNSEALED = "keepdim.seal", b"keepdim-sha256:" + b"0" * 64  # checksum attribute of artifacts, and its initial text
+ASSERTION = "shape_assertion"  # a custom call
 REMOVE_DYNAMISM = ("refine-arguments", "refine-shapes", "canonicalize-dynamism")
-# Passes over single functions; the others go over the module.
+# Function passes; the others are module passes.
 OF_FUNCTIONS = {
     "stablehlo-canonicalize-dynamism", "stablehlo-check-shape-assertions", "stablehlo-complex-math-expander",
     "stablehlo-legalize-composite-to-call", "stablehlo-legalize-deprecated-ops", "stablehlo-legalize-quant-to-math",
@@ -37,13 +40,13 @@ OF_MODULES = {
     "stablehlo-convert-to-signless", "stablehlo-legalize-to-vhlo", "stablehlo-wrap-in-composite",
     "vhlo-legalize-to-stablehlo", "vhlo-to-version", "canonicalize", "cse", "sccp", "symbol-dce",
 }  # fmt: skip
-# Passes that bring in no operation of another kind.
+# Passes that do not introduce new kinds of operations.
 KEEP_KINDS = {
     "stablehlo-refine-arguments", "stablehlo-refine-shapes", "stablehlo-canonicalize-dynamism",
     "stablehlo-check-shape-assertions", "canonicalize", "cse", "sccp", "symbol-dce",
 }  # fmt: skip
 DIVISIONS = ("stablehlo.divide", "stablehlo.remainder")
-# Dynamic by where they read or write, not by a shape.
+# Dynamic in their positions, not in their shapes.
 STATIC_THOUGH_DYNAMIC = {"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"}
 BOUNDS = re.compile(r", #stablehlo\.bounds<[^>]*>")
 ZERO = re.compile(r"dense<[^>]*(?<![\w.-])0(?![\w.])")
@@ -59,18 +62,18 @@ class Hlo:
     ['tensor<16xf32>']
     """
 
-    def __init__(self, read: Callable[[Any], Any], subject: str, scope: Scope | None = None):
-        self.stranger = ""  # the file it came from: its passes, and XLA's compiler, run in the worker
+    def __init__(self, read: Callable[[ir.Context], ir.Module], subject: str, scope: Scope | None = None):
+        self.untrusted = ""  # the file it came from, if any: passes and the compiler then run in the worker
         self.scope = scope or Scope()
         self.context, self.reporting = self.scope.context, self.scope.reporting
-        self._divides: bool | None = None  # whether it has what `_refuse_zeros` looks for; None where nobody looked
+        self._divides: bool | None = None  # whether `_refuse_zeros` has anything to check; None if unknown
         with self.reporting(subject):
             self.module = read(self.context)
 
     # -- making
     @staticmethod
     def parse(source: str | bytes, subject: str = "text") -> Hlo:
-        """From text, MLIR bytecode or a portable artifact that can be trusted; `read` is for those of strangers."""
+        """From trusted text, MLIR bytecode or a portable artifact; `read` is for untrusted ones."""
         if not isinstance(source, (str, bytes)):
             fail("refine", subject, f"is of type {type(source).__name__}, not text or bytes")
         from_bytes = isinstance(source, bytes) and source.startswith(BYTECODE)
@@ -87,9 +90,9 @@ class Hlo:
 
     @staticmethod
     def parse_printed(data: str | bytes, subject: str, scope: Scope | None = None) -> Hlo:
-        """From what `bytecode` or `text` gave; `scope` is the other module's, or a new one."""
+        """From the output of `bytecode` or `text`; `scope` is the other module's, or a new one."""
 
-        def read(context: Any) -> Any:
+        def read(context: ir.Context) -> ir.Module:
             from jaxlib.mlir import ir
 
             return ir.Module.parse(data, context)
@@ -98,11 +101,11 @@ class Hlo:
 
     @staticmethod
     def read(source: str | bytes, subject: str) -> Hlo:
-        """From text, MLIR bytecode or a portable artifact of a stranger."""
+        """From untrusted text, MLIR bytecode or a portable artifact."""
         bindings()  # or the sentence that jaxlib is not installed
         data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
         hlo = Hlo.parse_printed(worker.read(data, subject), subject)
-        hlo.stranger = subject
+        hlo.untrusted = subject
         return hlo
 
     @staticmethod
@@ -118,10 +121,10 @@ class Hlo:
         return hlo
 
     def copy(self) -> Hlo:
-        """Another module of the same text."""
+        """A copy of the module in the same context."""
         from jaxlib.mlir import ir
 
-        def clone(context: Any) -> Any:
+        def clone(context: ir.Context) -> ir.Module:
             made = ir.Module.create(self.module.operation.location)
             for name, value in self.module.operation.attributes.items():
                 made.operation.attributes[name] = value
@@ -130,12 +133,12 @@ class Hlo:
             return made
 
         out = Hlo(clone, "copy", self.scope)
-        out.stranger, out._divides = self.stranger, self._divides if self.stranger else self._may_divide()
+        out.untrusted, out._divides = self.untrusted, self._divides if self.untrusted else self._may_divide()
         return out
 
     @staticmethod
     def load(path: str | Path) -> Hlo:
-        """From a file."""
+        """From an untrusted file."""
         try:
             data = Path(path).read_bytes()
         except (OSError, ValueError) as e:  # a path with a NUL is a ValueError
@@ -145,19 +148,19 @@ class Hlo:
     # -- reading
     @property
     def text(self) -> str:
-        """As MLIR prints it."""
+        """The text of the module."""
         with self.reporting("text"):
             return str(self.module)
 
     def bytecode(self) -> bytes:
-        """As MLIR's own bytecode, of this version alone."""
+        """MLIR bytecode, readable by this version only."""
         data = io.BytesIO()
         self.module.operation.write_bytecode(data)
         return data.getvalue()
 
     def artifact(self) -> bytes:
-        """As a portable artifact of StableHLO, which later versions read. It holds its own hash, because MLIR ends the
-        process on some that are damaged."""
+        """A portable artifact of StableHLO, which later versions read. It contains a checksum, because MLIR crashes on
+        some damaged artifacts."""
         stablehlo = bindings()
         self.set_attribute(SEAL, UNSEALED.decode())
         try:
@@ -168,21 +171,21 @@ class Hlo:
         return data.replace(UNSEALED, UNSEALED[:-64] + _hash(data))
 
     @property
-    def entries(self) -> list[Any]:
-        """The functions that may be run: `main`, or all where none is called so."""
+    def entries(self) -> list[func.FuncOp]:
+        """The entry functions: `main`, or all functions if there is no main."""
         functions = [op for op in self.module.body.operations if op.operation.name == "func.func"]
         return [f for f in functions if f.name.value == "main"] or functions
 
     @property
-    def main(self) -> Any:
-        """The function that is run: `main`, or the only one."""
+    def main(self) -> func.FuncOp:
+        """The entry function: `main`, or the only one."""
         if len(found := self.entries) != 1:
             names = ", ".join(f.name.value for f in found)
             fail("refine", "module", f"has no function main (it has: {names})" if found else "has no function")
         return found[0]
 
     def name_main(self) -> None:
-        """Give the function that is run the name that XLA looks for."""
+        """Rename the entry function to main, which XLA looks for."""
         from jaxlib.mlir import ir
 
         main = self.main
@@ -192,25 +195,25 @@ class Hlo:
 
     @property
     def inputs(self) -> list[Type]:
-        """The types that main takes."""
+        """Argument types of main."""
         return [type_of(t) for t in self.main.type.inputs]
 
     @property
     def results(self) -> list[Type]:
-        """The types that main gives."""
+        """Result types of main."""
         return [type_of(t) for t in self.main.type.results]
 
-    def operations(self) -> Iterator[Any]:
-        """Every operation, those inside others after them."""
+    def operations(self) -> Iterator[ir.Operation]:
+        """All operations, outer before inner."""
         return inside(self.module.operation)
 
     def counts(self) -> Counter[str]:
-        """How many operations of each name."""
+        """Operation name → count."""
         return Counter(op.name for op in self.operations())
 
     @property
     def static(self) -> bool:
-        """Whether every size is known, and no operation is one of dynamic shapes."""
+        """Whether every size is known and no operation has dynamic shapes."""
         values = (r.type for op in self.operations() for r in op.results)
         blocks = (block for op in self.operations() for region in op.regions for block in region.blocks)
         given = (a.type for block in blocks for a in block.arguments)
@@ -218,46 +221,46 @@ class Hlo:
             n for n in self.counts() if n.startswith("stablehlo.dynamic_") and n not in STATIC_THOUGH_DYNAMIC
         ]
 
-    def calls(self) -> list[tuple[str, Any]]:
-        """What is called, outside of it or of its own functions, each with its operation."""
+    def calls(self) -> list[tuple[str, ir.Operation]]:
+        """Custom calls, function calls and composites: the callee's name and the operation."""
         names = {"stablehlo.custom_call": "call_target_name", "func.call": "callee", "stablehlo.composite": "name"}
         return [(string_of(op.attributes[names[op.name]]), op) for op in self.operations() if op.name in names]
 
     def assertions(self) -> list[str]:
-        """What its shape assertions say."""
+        """The messages of its shape assertions."""
         found = [op.attributes for name, op in self.calls() if name == ASSERTION]
         return [string_of(a["error_message"]) if "error_message" in a else "(no message)" for a in found]
 
     def take_attribute(self, name: str) -> str | None:
-        """A text that stands on the module, taken off it."""
+        """Remove a string attribute of the module and return it."""
         found = self.module.operation.attributes
         if name not in found:
             return None
         with self.reporting(name):
             text = string_of(found[name])
         if not isinstance(text, str):
-            fail("refine", name, f"is no text ({text})", "Take the attribute off the module")
+            fail("refine", name, f"is not a text ({text})", "Remove the attribute from the module")
         del found[name]
         return text
 
     def set_attribute(self, name: str, text: str) -> None:
-        """Write a text on the module."""
+        """Set a string attribute of the module."""
         from jaxlib.mlir import ir
 
         with self.reporting(name):
             self.module.operation.attributes[name] = ir.StringAttr.get(text)
 
     def about(self) -> dict[str, Any]:
-        """Its signatures, what is dynamic in them and how far, what it asserts, how many operations it has."""
+        """Summary: signatures, dynamic dims and their bounds, assertions, operation counts."""
         many = len(self.entries) > 1
 
-        def types(of: Iterable[Any]) -> list[Type]:
+        def types(of: Iterable[ir.Type]) -> list[Type]:
             return [type_of(t) for t in of]
 
         def dynamic(what: str, types: Sequence[Type]) -> list[str]:
-            places = [(i, d, b) for i, t in enumerate(types) for d, b in enumerate(t.bounds) if t.dims[d] == DYNAMIC]
+            dims = [(i, d, b) for i, t in enumerate(types) for d, b in enumerate(t.bounds) if t.dims[d] == DYNAMIC]
             found = [f"{what} {i} (any rank)" for i, t in enumerate(types) if t.unranked]
-            return found + [f"{what} {i} dim {d}" + (f" (at most {b})" if b != DYNAMIC else "") for i, d, b in places]
+            return found + [f"{what} {i} dim {d}" + (f" (at most {b})" if b != DYNAMIC else "") for i, d, b in dims]
 
         return {
             "functions": {
@@ -268,9 +271,9 @@ class Hlo:
                 for f in self.entries
             },
             "dynamic": [
-                (f"{f.name.value} " if many else "") + place
+                (f"{f.name.value} " if many else "") + where
                 for f in self.entries
-                for place in (*dynamic("argument", types(f.type.inputs)), *dynamic("result", types(f.type.results)))
+                for where in (*dynamic("argument", types(f.type.inputs)), *dynamic("result", types(f.type.results)))
             ],
             "assertions": self.assertions(),
             "operations": dict(self.counts().most_common()),
@@ -279,28 +282,30 @@ class Hlo:
 
     # -- passes
     def run(self, passes: Sequence[str], types: Sequence[str] | None = None) -> Hlo:
-        """These passes in order, here; `types` are the arguments' for refine-arguments."""
-        for _ in self._apart(passes, types, each=False) if self.stranger else self.each(passes, types):
+        """Run these passes in order, in place; `types` are the argument types for refine-arguments."""
+        for _ in self._run_in_worker(passes, types, each=False) if self.untrusted else self.each(passes, types):
             pass
         return self
 
-    def _apart(self, passes: Sequence[str], types: Sequence[str] | None, each: bool) -> Iterator[str]:
-        """In the worker: the name of each pass, or of the last, when this is what it made."""
-        for name, data in worker.refine(self.bytecode(), self.stranger, passes, types, each):
-            self.module = Hlo.parse_printed(data, self.stranger, self.scope).module
+    def _run_in_worker(self, passes: Sequence[str], types: Sequence[str] | None, each: bool) -> Iterator[str]:
+        """Run passes in the worker; yields the name of each pass, or of the last, once this is its result."""
+        for name, data in worker.refine(self.bytecode(), self.untrusted, passes, types, each):
+            self.module = Hlo.parse_printed(data, self.untrusted, self.scope).module
             self._divides = None
             yield name
 
     def each(self, passes: Sequence[str], types: Sequence[str] | None = None) -> Iterator[str]:
-        """The same; gives the name of each pass after it was run."""
-        if self.stranger:
-            yield from self._apart(passes, types, each=True)
+        """As `run`; yields the name of each pass after it ran."""
+        if self.untrusted:
+            yield from self._run_in_worker(passes, types, each=True)
             return
         for what, given in (("passes", passes), ("types", types)):
             if isinstance(given, str):
                 fail("refine", what, f"are one text ({given!r})", "Give a list")
         names = [
-            n for name in _joined(passes) for n in (REMOVE_DYNAMISM if _plain(name) == "remove-dynamism" else (name,))
+            n
+            for name in _joined(passes)
+            for n in (REMOVE_DYNAMISM if _bare_name(name) == "remove-dynamism" else (name,))
         ]
         found = [_find(n) for n in names]
         if types is not None and "stablehlo-refine-arguments" not in [n for n, _ in found]:
@@ -313,12 +318,12 @@ class Hlo:
                     fail("refine", name, "needs the types of all arguments", "Say --types 'tensor<16xf32>,...'")
                 self._within_bounds(types)
                 later = [n for n, _ in found[i + 1 :]]
-                left = self._in_part(types) if "stablehlo-refine-shapes" in later else types
+                left = self._set_partial_types(types) if "stablehlo-refine-shapes" in later else types
                 if left is None:
                     yield name
                     continue
                 options = _types(left)
-            if name not in OWN and self._may_divide():
+            if name not in EXTRA_PASSES and self._may_divide():
                 self._refuse_zeros()
             with self.reporting(name):
                 self._run(name, options)
@@ -327,12 +332,12 @@ class Hlo:
             yield name
 
     def _may_divide(self) -> bool:
-        """Whether it divides whole numbers or has groups."""
+        """Whether it has integer divisions or replica groups."""
         if self._divides is None:
             self._divides = any(True for _ in self._risky())
         return self._divides
 
-    def _risky(self) -> Iterator[Any]:
+    def _risky(self) -> Iterator[ir.Operation]:
         for op in self.operations():
             if op.name in DIVISIONS:
                 if "i" in type_of(op.results[0].type).element:
@@ -341,27 +346,27 @@ class Hlo:
                 yield op
 
     def _refuse_zeros(self) -> None:
-        """What ends the process where a pass folds it: a whole number divided by the constant 0, groups of nothing."""
+        """Raise for what crashes a folding pass: integer division by a constant 0, empty replica groups."""
         for op in self._risky():
             if op.name in DIVISIONS:
                 by = op.operands[1].owner
                 if getattr(by, "name", "") == "stablehlo.constant" and ZERO.search(str(by.attributes["value"])):
-                    fail("refine", op.name, "divides whole numbers by the constant 0")
+                    fail("refine", op.name, "divides integers by the constant 0")
             elif "x0xi64" in str(op.attributes["replica_groups"]):
-                fail("refine", op.name, "has replica_groups of no members")
+                fail("refine", op.name, "has empty replica_groups")
 
     def _run(self, name: str, options: str) -> None:
         from jaxlib.mlir.passmanager import PassManager
 
-        if name in OWN:
-            OWN[name](self)
+        if name in EXTRA_PASSES:
+            EXTRA_PASSES[name](self)
             return
         inner = f"func.func({name}{options})" if name in OF_FUNCTIONS else name + options
         PassManager.parse(f"builtin.module({inner})", self.context).run(self.module.operation)
 
     def _within_bounds(self, types: Sequence[str]) -> None:
-        """What refine-arguments lets pass: sizes over a bound. Bounds go then, since shapes are not refined through
-        them. Anything else that is wrong with the types is said by the pass."""
+        """Raise for sizes over a bound, which refine-arguments accepts; then drop the bounds, since shapes are not
+        refined through them. Other errors in the types are reported by the pass."""
         from jaxlib.mlir import ir
 
         if "#stablehlo.bounds" not in str(self.main.type):
@@ -380,17 +385,17 @@ class Hlo:
             with self.reporting("bounds"):
                 self.module = ir.Module.parse(BOUNDS.sub("", self.text), self.context)
 
-    def _in_part(self, types: Sequence[str]) -> list[str] | None:
-        """What is left for refine-arguments: a type that stays dynamic in part is set here, since refine-shapes takes
-        the wrapper that the pass would put around it for an error. All are, where one has bounds: the pass is given
-        its types with commas between them."""
+    def _set_partial_types(self, types: Sequence[str]) -> list[str] | None:
+        """The types left for refine-arguments, None if it need not run. A partially dynamic type is set here, since
+        refine-shapes rejects the wrapper that the pass would insert. If one has bounds all are set here, because the
+        pass splits its option at commas."""
         from jaxlib.mlir import ir
 
         main, left = self.main, list(types)
         if not any("?" in text for text in types):
             return left
         bounds = any("," in text for text in types)
-        self.copy().run(["refine-arguments"], [BOUNDS.sub("", t) for t in types])  # which says what is wrong with them
+        self.copy().run(["refine-arguments"], [BOUNDS.sub("", t) for t in types])  # reports errors in the types
         with self.reporting("stablehlo-refine-arguments"):
             for i, (text, arg) in enumerate(zip(types, main.entry_block.arguments, strict=True)):
                 if (bounds or "?" in text) and (wanted := ir.Type.parse(text)) != arg.type:
@@ -400,7 +405,7 @@ class Hlo:
         return None if bounds else left
 
     def set_type(self) -> None:
-        """The type of main anew, from its arguments and what it returns."""
+        """Update the type of main from its arguments and its return."""
         from jaxlib.mlir import ir
 
         main = self.main
@@ -417,7 +422,7 @@ class Hlo:
 
 
 def _types(types: Sequence[str]) -> str:
-    """As the option of refine-arguments, which is cut at every comma."""
+    """The option of refine-arguments, which splits at every comma."""
     for i, text in enumerate(types):
         if "," in text:
             fail("refine", f"argument {i}", f"{text} has commas, which refine-arguments takes for the next type",
@@ -430,14 +435,14 @@ def _hash(data: bytes) -> bytes:
 
 
 def _check_seal(data: bytes, subject: str) -> None:
-    """Artifacts of others have none."""
+    """Raise if the checksum is wrong; artifacts of other tools have none."""
     for found in re.finditer(UNSEALED[:-64] + rb"(.{64})", data, re.S):
         if _hash(data.replace(found[0], UNSEALED)) != found[1]:
-            fail("refine", subject, "is damaged: its checksum is another one", "Write it again")
+            fail("refine", subject, "is damaged: its checksum is wrong", "Write it again")
 
 
 def _version(data: bytes) -> tuple[int, ...] | None:
-    """Of a portable artifact, which names its producer; None for other bytecode."""
+    """The version of a portable artifact; None for other bytecode."""
     found = re.match(rb"ML\xefR.StableHLO_v(\d+)\.(\d+)\.(\d+)\0", data, re.S)
     return tuple(int(n) for n in found.groups()) if found else None
 
@@ -448,7 +453,7 @@ def _dotted(version: Sequence[int]) -> str:
 
 # ---------------------------------------------------------------- passes by name
 def split(text: str) -> list[str]:
-    """At commas, but for those inside brackets and quotes.
+    """Split at commas outside brackets and quotes.
 
     >>> split("tensor<16xf32>, tensor<?x4xf32, #stablehlo.bounds<16, ?>>")
     ['tensor<16xf32>', 'tensor<?x4xf32, #stablehlo.bounds<16, ?>>']
@@ -466,12 +471,12 @@ def split(text: str) -> list[str]:
     return [p.strip() for p in parts if p.strip()]
 
 
-def _plain(name: str) -> str:
+def _bare_name(name: str) -> str:
     return name.strip().lstrip("-").removeprefix("stablehlo-")
 
 
 def _joined(passes: Sequence[str]) -> list[str]:
-    """Types behind a comma belong to the pass before, which was given `=types=...`."""
+    """Join types after a comma to the preceding pass with `=types=...`."""
     out: list[str] = []
     for name in passes:
         if out and "=types=" in out[-1] and name.startswith(("tensor<", "!")):
@@ -487,7 +492,7 @@ def _find(name: str) -> tuple[str, str]:
     if not brace and "=" in head:
         head, _, rest = head.partition("=")
         brace, rest = "{", rest.strip("'\"") + "}"
-    known = OF_FUNCTIONS | OF_MODULES | OWN.keys()
+    known = OF_FUNCTIONS | OF_MODULES | EXTRA_PASSES.keys()
     for full in (head, f"stablehlo-{head}"):
         if full in known:
             return full, brace + rest

@@ -1,6 +1,6 @@
-"""All rules that take a node of a Program to jax: importing this registers those of every family."""
+"""All lowering rules from nodes of a Program to jax: importing this module registers every op family."""
 
-from . import data, elementwise, index, product, recurrent, reduce, sample, shape, window  # noqa: F401
-from .table import ROWS
+from . import conv_pool, data, elementwise, gather_scatter, matmul, recurrent, reduce, sample, shape  # noqa: F401
+from .table import RULES
 
-__all__ = ["ROWS"]
+__all__ = ["RULES"]

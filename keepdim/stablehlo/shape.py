@@ -1,4 +1,4 @@
-"""Ops that move elements or make them."""
+"""Shape ops and ops that create tensors."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..shapes.dim import Dim
-from .table import Array, Call, along, iota, nonempty, number, product, row, take
+from .table import Array, Call, along, iota, nonempty, number, product, rule, take
 
 
-@row("reshape")
+@rule("reshape")
 def _reshape(c: Call) -> Array:
     return c.sizes.reshape(c.ins[0], c.given[0], c.dims)
 
 
-@row("permute")
+@rule("permute")
 def _permute(c: Call) -> Array:
     return jnp.transpose(c.ins[0], c.each("dims"))
 
 
-@row("expand")
+@rule("expand")
 def _expand(c: Call) -> Array:
     return jnp.broadcast_to(c.spread(0), c.extents)
 
 
-@row("full")
+@rule("full")
 def _full(c: Call) -> Array:
     return jnp.full(c.extents, number(c.attr("value"), c.dtype), c.dtype)
 
 
-@row("arange")
+@rule("arange")
 def _arange(c: Call) -> Array:
     wide = jnp.float64 if jnp.issubdtype(c.dtype, jnp.floating) else jnp.int64
-    place = iota(c.extents, 0).astype(wide)  # without x64, that is 32 bits
-    return (place * number(c.attr("step"), place.dtype) + number(c.attr("start"), place.dtype)).astype(c.dtype)
+    position = iota(c.extents, 0).astype(wide)  # 32 bits without x64
+    return (position * number(c.attr("step"), position.dtype) + number(c.attr("start"), position.dtype)).astype(c.dtype)
 
 
 # ---------------------------------------------------------------- pieces
-@row("cat")
+@rule("cat")
 def _cat(c: Call) -> Array:
     axis, every = c.known("dim"), range(len(c.ins))
     if c.exact(*every):
         return lax.concatenate(c.ins, axis)
-    place, first = iota([c.extents[axis]], 0), 0
+    position, first = iota([c.extents[axis]], 0), 0
     out = None
     for i in every:
-        piece = take(c.ins[i], place - first, axis)
-        out = piece if out is None else jnp.where(along(place >= first, axis, piece.ndim), piece, out)
+        piece = take(c.ins[i], position - first, axis)
+        out = piece if out is None else jnp.where(along(position >= first, axis, piece.ndim), piece, out)
         first = first + c.size(i, axis)
     return out
 
 
-@row("slice")
+@rule("slice")
 def _slice(c: Call) -> Array:
     axis, start, step = c.known("dim"), c.dim("start"), c.dim("step")
     x, n = c.ins[0], c.extents[axis]
@@ -66,12 +66,12 @@ def _slice(c: Call) -> Array:
     return take(x, iota([n], 0) * c.attr("step") + c.attr("start"), axis)
 
 
-@row("select")
+@rule("select")
 def _select(c: Call) -> Array:
     return lax.dynamic_index_in_dim(c.ins[0], c.attr("index"), c.known("dim"), keepdims=False)
 
 
-@row("slice_scatter")
+@rule("slice_scatter")
 def _slice_scatter(c: Call) -> Array:
     axis, step, src = c.known("dim"), c.attr("step"), c.ins[1]
     off = iota([c.extents[axis]], 0) - c.attr("start")
@@ -82,7 +82,7 @@ def _slice_scatter(c: Call) -> Array:
     return jnp.where(along(hit, axis, src.ndim), take(src, index, axis), c.ins[0])
 
 
-@row("flip")
+@rule("flip")
 def _flip(c: Call) -> Array:
     x = c.ins[0]
     for a in c.each("dims"):
@@ -100,40 +100,40 @@ def triangle(lower: bool) -> Any:
     return call
 
 
-row("tril")(triangle(lower=True))
-row("triu")(triangle(lower=False))
+rule("tril")(triangle(lower=True))
+rule("triu")(triangle(lower=False))
 
 
-@row("diagonal")
+@rule("diagonal")
 def _diagonal(c: Call) -> Array:
     first, second = c.each("dims")
     rest = [a for a in range(len(c.given[0])) if a not in (first, second)]
     x = jnp.transpose(c.ins[0], (*rest, first, second))
-    place, offset = iota([c.extents[-1]], 0), c.attr("offset")
-    rows, columns = place + jnp.maximum(-offset, 0), place + jnp.maximum(offset, 0)
+    position, offset = iota([c.extents[-1]], 0), c.attr("offset")
+    rows, columns = position + jnp.maximum(-offset, 0), position + jnp.maximum(offset, 0)
     return nonempty(x, (x.ndim - 2, x.ndim - 1)).at[..., rows, columns].get(mode="clip")
 
 
-@row("unfold")
+@rule("unfold")
 def _unfold(c: Call) -> Array:
     axis, x = c.known("dim"), c.ins[0]
     count, width = c.extents[axis], c.extents[-1]
-    place = iota([count, width], 0) * c.attr("step") + iota([count, width], 1)
-    return jnp.moveaxis(take(x, place, axis), axis + 1, -1)
+    position = iota([count, width], 0) * c.attr("step") + iota([count, width], 1)
+    return jnp.moveaxis(take(x, position, axis), axis + 1, -1)
 
 
-@row("as_strided")
+@rule("as_strided")
 def _as_strided(c: Call) -> Array:
     dims = c.given[0]
     flat = c.sizes.reshape(c.ins[0], dims, (product(dims),))
-    place = jnp.full(c.extents, c.attr("offset"), jnp.int32)
+    position = jnp.full(c.extents, c.attr("offset"), jnp.int32)
     for a, step in enumerate(c.node.attrs["strides"]):
-        place = place + iota(c.extents, a) * c.sizes.number(Dim.of(step))
-    return take(flat, place, 0)
+        position = position + iota(c.extents, a) * c.sizes.number(Dim.of(step))
+    return take(flat, position, 0)
 
 
 # ---------------------------------------------------------------- padding
-@row("pad")
+@rule("pad")
 def _pad(c: Call) -> Array:
     x, mode, before = c.ins[0], c.attr("mode"), c.node.attrs["before"]
     first = len(c.dims) - len(before)
@@ -143,15 +143,15 @@ def _pad(c: Call) -> Array:
         value = jnp.asarray(number(c.attr("value"), x.dtype))
         return lax.pad(x, value, [(low, high, 0) for low, high in zip(lows, ends, strict=True)])
     for a, b in enumerate(before, first):
-        n, place = c.size(0, a), iota([c.extents[a]], 0) - c.sizes.number(b)
+        n, position = c.size(0, a), iota([c.extents[a]], 0) - c.sizes.number(b)
         if mode == "constant":
-            inside = along((place >= 0) & (place < n), a, x.ndim)
-            x = jnp.where(inside, take(x, place, a), number(c.attr("value"), x.dtype))
+            inside = along((position >= 0) & (position < n), a, x.ndim)
+            x = jnp.where(inside, take(x, position, a), number(c.attr("value"), x.dtype))
             continue
         if mode == "reflect":
-            place = jnp.abs(place)
-            place = jnp.where(place >= n, 2 * (n - 1) - place, place)
+            position = jnp.abs(position)
+            position = jnp.where(position >= n, 2 * (n - 1) - position, position)
         elif mode == "circular":
-            place = place % n
-        x = take(x, jnp.clip(place, 0, n - 1), a)
+            position = position % n
+        x = take(x, jnp.clip(position, 0, n - 1), a)
     return x

@@ -1,10 +1,10 @@
-"""A process of its own for what jaxlib may crash on: reading, refining and compiling StableHLO that came from a file.
+"""A worker process for what jaxlib may crash on: reading, refining and compiling StableHLO from files.
 
-MLIR and XLA end the process on some damaged or hostile modules. So bytes of strangers go to a worker first, and this
-process reads only what the worker wrote after it had accepted them. The worker is started when it is first needed,
-imports jaxlib but neither torch nor jax, is started again after a crash, and ends with this process.
+MLIR and XLA crash on some damaged or hostile modules. So untrusted bytes go to a worker first, and this process reads
+only what the worker wrote after accepting them. The worker is started on first use, imports jaxlib but neither torch
+nor jax, is restarted after a crash, and exits with this process.
 
-This is the side that asks; `worker_child.py` is the worker.
+This is the client; `worker_child.py` is the worker.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ..errors import KeepdimError, fail
 from ..files import search_path
 
 CHILD = Path(__file__).with_name("worker_child.py")
-START_SECONDS = 120  # to import jaxlib, on a machine that is busy
-SECONDS = 4.0  # of a job, and more for what is large
-BYTES_PER_SECOND = {"read": 200_000, "refine": 10_000, "compile": 1_000, "interpret": 1}  # the last computes, slowly
+START_SECONDS = 120  # to import jaxlib on a busy machine
+SECONDS = 4.0  # per job, plus time by its size
+BYTES_PER_SECOND = {"read": 200_000, "refine": 10_000, "compile": 1_000, "interpret": 1}  # interpret computes, slowly
 DOING = {"read": "reading", "refine": "refining", "compile": "compiling", "interpret": "interpreting"}
 DAMAGED = "It is damaged or hostile"
-MAX_PLANNED = 3 / 4  # of the machine's memory, for what a compiled program needs
+MAX_PLANNED = 3 / 4  # of the machine's memory, for a compiled program
 
 
 class Worker:
-    """The process, and one conversation with it at a time. Safe to use from threads, and after a fork."""
+    """The process; handles one job at a time. Safe to use from threads and after a fork."""
 
     def __init__(self) -> None:
         self._forget()
@@ -43,10 +43,10 @@ class Worker:
         atexit.register(self._stop)
 
     def _forget(self) -> None:
-        """In a forked process: the worker is the parent's."""
+        """Drop the worker in a forked process: it belongs to the parent."""
         process: subprocess.Popen[bytes] | None = getattr(self, "_process", None)
         if process is not None:
-            process.returncode = 0  # not ours to wait for
+            process.returncode = 0  # the parent waits for it
             self._pipe.close()
         self._lock = RLock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,13 +75,13 @@ class Worker:
             fail("load", "worker", f"did not start ({how or 'no answer'})", "Check that jaxlib can be imported")
 
     def _stop(self) -> str:
-        """End it; how it had ended by itself, as words, or nothing."""
+        """Stop the worker; returns how it had exited by itself, or an empty string."""
         process, self._process = self._process, None
         if process is None:
             return ""
         self._pipe.close()
         try:
-            code = process.wait(1)  # one that crashes closes the pipe a moment before it ends
+            code = process.wait(1)  # a crashing worker closes the pipe a moment before it exits
             return f"signal {-code}" if code < 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
             process.kill()
@@ -89,7 +89,7 @@ class Worker:
             return ""
 
     def ask(self, job: str, subject: str, data: bytes, **options: Any) -> tuple[dict[str, Any], list[bytes]]:
-        """Do a job on these bytes: what it found out, and the bytes it made."""
+        """Run a job on these bytes; returns its answer and the bytes it made."""
         seconds = SECONDS + len(data) / BYTES_PER_SECOND[job]
         doing = DOING[job]
         with self._lock:
@@ -106,7 +106,7 @@ class Worker:
             except (EOFError, OSError) as e:
                 how = self._stop()
                 fail("load", subject, f"jaxlib crashed while {doing} it ({how or e})", DAMAGED, e)
-            except BaseException:  # an answer that nobody waits for may still come
+            except BaseException:  # a late answer must not reach the next job
                 self._kill()
                 raise
         if (sentence := answer.pop("error", None)) is not None:
@@ -158,7 +158,7 @@ def packed(arrays: Sequence[np.ndarray]) -> tuple[list[Any], list[bytes]]:
 
 
 def unpacked(about: Sequence[Any], data: bytes) -> list[np.ndarray]:
-    """The arrays again."""
+    """The arrays from their dtypes, shapes and bytes."""
     out, at = [], 0
     for kind, shape in about:
         x = np.empty(shape, kind)

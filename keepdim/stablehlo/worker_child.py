@@ -1,6 +1,6 @@
 """The worker of `worker.py`: `python worker_child.py <pipe> <sys.path as JSON>` answers jobs until the pipe is closed.
 
-It imports the modules that it needs without keepdim's own `__init__`, which imports torch.
+It imports the modules that it needs without keepdim's `__init__`, which imports torch.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ if __name__ == "__main__":
         package.__path__ = [str(folder)]
         sys.modules[name] = package
 
-from keepdim.errors import KeepdimError, fail, sentence, sentence_of, told
+from keepdim.errors import KeepdimError, describe_exception, fail, sentence, sentence_of
 from keepdim.stablehlo.mlir import bindings
-from keepdim.stablehlo.reference_interpreter import evaluate
+from keepdim.stablehlo.reference_interpreter import interpret_arrays
 from keepdim.stablehlo.refine import Hlo
 from keepdim.stablehlo.worker import DAMAGED, packed, unpacked
 
-MEMORY, COPIES = 2 << 30, 64  # bytes that a job may add to the worker's: at least, and for each byte it is given
+Answer = tuple[dict[str, Any], list[bytes]]  # facts as JSON, and data
+
+MEMORY, COPIES = 2 << 30, 64  # memory limit of a job: fixed bytes, and bytes per input byte
 
 
-def _read(data: bytes, subject: str) -> tuple[dict[str, Any], list[bytes]]:
-    return {}, [_rehearsed(Hlo.parse(data, subject), subject)]
+def _read(data: bytes, subject: str) -> Answer:
+    return {}, [_checked_bytecode(Hlo.parse(data, subject), subject)]
 
 
-def _rehearsed(hlo: Any, subject: str) -> bytes:
-    """The bytecode of a module, after it was read, printed and walked over as the other side will."""
+def _checked_bytecode(hlo: Hlo, subject: str) -> bytes:
+    """The bytecode of a module, after parsing, printing and walking it as the client will."""
     bytecode = hlo.bytecode()
     again = hlo.parse_printed(bytecode, subject, hlo.scope)
     again.about()
@@ -45,22 +47,22 @@ def _rehearsed(hlo: Any, subject: str) -> bytes:
 
 
 def _refine(data: bytes, subject: str, passes: list[str], types: list[str] | None, each: bool
-            ) -> tuple[dict[str, Any], list[bytes]]:  # fmt: skip
+            ) -> Answer:  # fmt: skip
     hlo = Hlo.parse_printed(data, subject)
     names, made = [], []
     for name in hlo.each(passes, types):
         names.append(name)
         if each:
-            made.append(_rehearsed(hlo, subject))
+            made.append(_checked_bytecode(hlo, subject))
     if names and not each:
-        names, made = names[-1:], [_rehearsed(hlo, subject)]
+        names, made = names[-1:], [_checked_bytecode(hlo, subject)]
     return {"names": names}, made
 
 
 _client: list[Any] = []
 
 
-def _compile(data: bytes, subject: str) -> tuple[dict[str, Any], list[bytes]]:
+def _compile(data: bytes, subject: str) -> Answer:
     from jaxlib import _jax, xla_client
 
     if not _client:
@@ -77,12 +79,12 @@ def _compile(data: bytes, subject: str) -> tuple[dict[str, Any], list[bytes]]:
     return {"bytes": needed}, [body]
 
 
-def _interpret(data: bytes, subject: str, module: int, arrays: list[Any]) -> tuple[dict[str, Any], list[bytes]]:
-    about, made = packed(evaluate(Hlo.parse_printed(data[:module], subject), unpacked(arrays, data[module:])))
+def _interpret(data: bytes, subject: str, module: int, arrays: list[Any]) -> Answer:
+    about, made = packed(interpret_arrays(Hlo.parse_printed(data[:module], subject), unpacked(arrays, data[module:])))
     return {"arrays": about}, made
 
 
-JOBS: dict[str, Callable[..., tuple[dict[str, Any], list[bytes]]]] = {
+JOBS: dict[str, Callable[..., Answer]] = {
     "read": _read,
     "refine": _refine,
     "compile": _compile,
@@ -91,15 +93,15 @@ JOBS: dict[str, Callable[..., tuple[dict[str, Any], list[bytes]]]] = {
 
 
 def _limit_memory(given: int) -> None:
-    """What a job of so many bytes may have, beyond what the process has: an allocation over it ends the worker."""
+    """Limit the memory of a job by its input size; an allocation over the limit kills the worker."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = pages * resource.getpagesize() + MEMORY + COPIES * given
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _serve(pipe: Any) -> None:
-    """Answer jobs until the other side closes the pipe."""
+def _serve(pipe: Connection) -> None:
+    """Answer jobs until the client closes the pipe."""
 
     pipe.send_bytes(b"ready")
     while True:
@@ -115,13 +117,13 @@ def _serve(pipe: Any) -> None:
         except KeepdimError as e:
             answer = {"error": str(e)}
         except Exception as e:  # whatever jaxlib raises
-            answer = {"error": sentence("load", job["subject"], told(e), DAMAGED)}
+            answer = {"error": sentence("load", job["subject"], describe_exception(e), DAMAGED)}
         pipe.send_bytes(json.dumps({**answer, "made": len(made)}).encode())
         for m in made:
             pipe.send_bytes(m)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
     bindings()
     _serve(Connection(int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""XLA's CPU client: static modules compiled, kept and run. torch tensors go in and come out where they lie."""
+"""XLA's CPU client: compiles, caches and runs static modules on torch tensors without copies."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .mlir import string_of
 from .refine import Hlo
 
 log = logging.getLogger("keepdim")
-CALLS = {"shape_assertion", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}  # that XLA itself takes away
+CALLS = {"shape_assertion", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}  # that XLA removes
 IN_MEMORY = 32  # executables of one program
 ON_DISK = 1 << 30  # bytes of all of them together
 
 
 def x64(wide: bool) -> Any:
-    """Sizes and numbers of 64 bits, where a program has them; jax's own setting is not touched."""
+    """Enable 64-bit types for a program that has them; jax's global setting is not changed."""
     return jax.enable_x64(wide)
 
 
@@ -48,17 +48,17 @@ def _device() -> Any:
 
 
 def upload(x: torch.Tensor) -> Any:
-    """A tensor as a buffer of XLA; the same memory where it is aligned."""
+    """A tensor as an XLA buffer, without a copy if it is aligned."""
     return _jax.dlpack_managed_tensor_to_buffer(torch.utils.dlpack.to_dlpack(x.detach().contiguous()), _device(), None)
 
 
 def download(x: Any) -> torch.Tensor:
-    """A buffer of XLA as a tensor, of the same memory."""
+    """An XLA buffer as a tensor, without a copy."""
     return torch.utils.dlpack.from_dlpack(_jax.buffer_to_dlpack_managed_tensor(x))
 
 
 def bits(w: torch.Tensor) -> np.ndarray:
-    """A tensor as numpy has it: a half of torch's own kind as i16."""
+    """A tensor as a numpy array; bf16 as i16."""
     w = w.detach().contiguous()
     return (w.view(torch.int16) if w.dtype == torch.bfloat16 else w).numpy()
 
@@ -72,18 +72,18 @@ class Executable:
     def __call__(self, buffers: Sequence[Any]) -> list[torch.Tensor]:
         try:
             outs = [o[0] for o in self._loaded.execute_sharded(buffers).disassemble_into_single_device_arrays()]
-            _jax.batched_block_until_ready(outs)  # inputs are the caller's memory
+            _jax.batched_block_until_ready(outs)  # inputs alias the caller's memory
         except (_jax.JaxRuntimeError, ValueError) as e:
             fail("run", "program", f"is not run by XLA: {sentence_of(e)}", cause=e)
         return [download(o) for o in outs]
 
     def to_bytes(self) -> bytes:
-        """As it can be loaded again on this machine."""
+        """Serialised, for loading again on this machine."""
         return self._loaded.serialize()
 
 
 class Executables:
-    """Those of one program: a few in memory, all on disk as long as there is room. `compiled` counts compilations."""
+    """Executables of one program: a few in memory, all on disk up to a limit. `compiled` counts compilations."""
 
     def __init__(self, limit: int = IN_MEMORY, disk: int = ON_DISK):
         self.limit, self.disk, self.compiled = limit, disk, 0
@@ -91,11 +91,11 @@ class Executables:
         self._lock, self._making = Lock(), Lock()
 
     def get(self, key: Any, static: Callable[[], Hlo]) -> Executable:
-        """The one for this key, made once: from memory, from disk, or compiled."""
+        """The executable for this key: from memory, from disk, or compiled once."""
         if found := self._found(key):
             return found
         with self._making:
-            if found := self._found(key):  # another thread made it in the meantime
+            if found := self._found(key):  # another thread compiled it in the meantime
                 return found
             made = self._make(static())
             with self._lock:
@@ -111,7 +111,7 @@ class Executables:
             return found
 
     def _make(self, hlo: Hlo) -> Executable:
-        if hlo.stranger:
+        if hlo.untrusted:
             _refuse_calls(hlo)
         data = hlo.text.encode()
         path = _folder() / hashlib.sha256(_machine() + data).hexdigest()[:32]
@@ -125,9 +125,9 @@ class Executables:
 
 
 def _compile(hlo: Hlo) -> tuple[Executable, bytes | None]:
-    """The executable; of a stranger's module also its bytes, since XLA does not write again what it has loaded."""
-    if hlo.stranger:
-        body = worker.compile_module(hlo.bytecode(), hlo.stranger)
+    """The executable; for an untrusted module also its bytes, since XLA cannot serialise a loaded executable."""
+    if hlo.untrusted:
+        body = worker.compile_module(hlo.bytecode(), hlo.untrusted)
         return _loaded(body), body
     try:
         return Executable(_client().compile_and_load(hlo.module, _devices(), xla_client.CompileOptions())), None
@@ -136,7 +136,7 @@ def _compile(hlo: Hlo) -> tuple[Executable, bytes | None]:
 
 
 def _refuse_calls(hlo: Hlo) -> None:
-    """A file may not call native code of this process: some of it takes a pointer from its operands."""
+    """Raise if a file calls native code of this process: some of it takes pointers as operands."""
     for op in hlo.operations():
         if op.name == "stablehlo.custom_call" and (name := string_of(op.attributes["call_target_name"])) not in CALLS:
             fail("run", "program", f"calls {name!r}, which is native code", "Write the module without this call")
@@ -148,7 +148,7 @@ def _devices() -> Any:
 
 @cache
 def _machine() -> bytes:
-    """What an executable is good for: this version of XLA, this processor."""
+    """The key of compatible executables: version of XLA and CPU flags."""
     about = Path("/proc/cpuinfo")
     flags = next((line for line in about.read_text().splitlines() if line.startswith("flags")), "")
     return f"{jax.__version__} {_client().platform_version} {flags}".encode()
@@ -167,14 +167,14 @@ def _load(path: Path) -> Executable | None:
         data = path.read_bytes()
         digest, body = data[:32], data[32:]
         if hashlib.sha256(body).digest() == digest:
-            os.utime(path)  # the least recently used go first
+            os.utime(path)  # for least-recently-used eviction
             return _loaded(body)
         log.warning("the executable in %s is damaged and compiled again", path)
     return None
 
 
 def _keep(body: bytes, path: Path, limit: int) -> None:
-    """Under its name only when it is whole; older ones go where there is no room."""
+    """Write atomically; delete the least recently used files beyond the limit."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, hashlib.sha256(body).digest() + body, "run")
@@ -185,7 +185,7 @@ def _keep(body: bytes, path: Path, limit: int) -> None:
 
 
 def _beyond(where: Path, limit: int) -> Iterator[Path]:
-    """The least recently used of what is more than the limit."""
+    """The least recently used files beyond the limit."""
     found = sorted((p for p in where.iterdir() if not p.suffix), key=lambda p: p.stat().st_mtime, reverse=True)
     total = 0
     for p in found:

@@ -1,16 +1,21 @@
-"""Passes over StableHLO that StableHLO itself has not; `refine.py` runs them by name. Each takes an Hlo."""
+"""Passes that StableHLO does not have; `refine.py` runs them by name. Each takes an Hlo."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import fail
 from .mlir import bindings, inside, type_of
 
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
 
-def fold_constant_broadcast(hlo: Any) -> None:
-    """A number that is broadcast to a known shape becomes a constant of that shape."""
+    from .refine import Hlo
+
+
+def fold_constant_broadcast(hlo: Hlo) -> None:
+    """Replace a splat constant that is broadcast to a static shape by a constant of that shape."""
     from jaxlib.mlir import ir
 
     stablehlo = bindings()
@@ -32,8 +37,8 @@ def fold_constant_broadcast(hlo: Any) -> None:
             source.erase()
 
 
-def refine_polymorphic_shapes(hlo: Any) -> None:
-    """XLA's own way from refined arguments to a static module: it inlines, refines, and checks the assertions."""
+def refine_polymorphic_shapes(hlo: Hlo) -> None:
+    """XLA's pass from refined arguments to a static module: inlines, refines, and checks shape assertions."""
     from jaxlib import _jax
     from jaxlib.mlir import ir
 
@@ -43,8 +48,8 @@ def refine_polymorphic_shapes(hlo: Any) -> None:
     hlo.module = ir.Module.parse(made, hlo.context)
 
 
-def inline(hlo: Any) -> None:
-    """Calls replaced by the bodies they call, in main; MLIR's own pass does not know StableHLO's operations."""
+def inline(hlo: Hlo) -> None:
+    """Inline calls in main; MLIR's inliner does not support StableHLO's operations."""
     from jaxlib.mlir import ir
 
     functions = {f.name.value: f for f in hlo.module.body.operations if f.operation.name == "func.func"}
@@ -68,8 +73,8 @@ def inline(hlo: Any) -> None:
             call.erase()
 
 
-def _check_calls(function: Any, functions: Mapping[str, Any], path: tuple[str, ...]) -> None:
-    """What cannot be inlined: a function that calls itself, one without a body, one of several blocks."""
+def _check_calls(function: ir.Operation, functions: Mapping[str, ir.Operation], path: tuple[str, ...]) -> None:
+    """Raise for what cannot be inlined: recursion, a function without a body or with several blocks."""
     path = (*path, function.name.value)
     called = (op.attributes["callee"].value for op in inside(function.operation) if op.name == "func.call")
     for name in dict.fromkeys(called):
@@ -81,14 +86,14 @@ def _check_calls(function: Any, functions: Mapping[str, Any], path: tuple[str, .
         _check_calls(functions[name], functions, path)
 
 
-def _owner(op: Any) -> str:
-    """The function that an operation stands in."""
+def _owner(op: ir.Operation) -> str:
+    """The name of the function that contains an operation."""
     while op.name != "func.func":
         op = op.parent.operation
     return op.attributes["sym_name"].value
 
 
-OWN: dict[str, Callable[[Any], None]] = {
+EXTRA_PASSES: dict[str, Callable[[Hlo], None]] = {
     "inline": inline,
     "fold-constant-broadcast": fold_constant_broadcast,
     "refine-polymorphic-shapes": refine_polymorphic_shapes,

@@ -8,17 +8,18 @@ from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from .table import Array, Call, along, highest, iota, lowest, number, row, take
+from .table import Array, Call, Extent, Scalar, along, highest, iota, lowest, number, rule, take
 
 
-def end_of(c: Call, d: int, kernel: Any, stride: int, low: int, dilation: int, size: Any) -> Any:
-    """Padding behind a spatial dim, so that the result has the room it has to have."""
+def end_of(c: Call, d: int, kernel: Extent, stride: int, low: int, dilation: int, size: Extent) -> Extent:
+    """High padding of a spatial dim, so that the result has its expected extent."""
     return (c.extents[d + 2] - 1) * stride + dilation * (kernel - 1) + 1 - low - size
 
 
-@row("conv")
+@rule("conv")
 def _conv(c: Call) -> Array:
     rank, transposed, groups = len(c.dims) - 2, c.attr("transposed"), c.known("groups")
     spatial = range(rank)
@@ -26,7 +27,7 @@ def _conv(c: Call) -> Array:
     x = c.wide(c.fill(0, [1, *(d + 2 for d in spatial)], 0))
     w = c.wide(c.fill(1, range(rank + 2), 0))
     steps, spread, low = stride, [1] * rank, pad
-    if transposed:  # the same as a convolution of the input with gaps by the kernel turned round
+    if transposed:  # a convolution of the dilated input with the flipped kernel
         parts = w.shape[0] // groups
         w = jnp.flip(w, [d + 2 for d in spatial]).reshape(groups, parts, *w.shape[1:])
         w = jnp.swapaxes(w, 1, 2).reshape(-1, parts, *w.shape[3:])
@@ -59,8 +60,8 @@ class Window:
         self.dilation = c.each("dilation") if c.has("dilation") else [1] * self.rank
         self.axes = [len(c.dims) - self.rank + d for d in range(self.rank)]
 
-    def padded(self, value: Any) -> Array:
-        """The input with this value around and behind it, as far as windows go."""
+    def padded(self, value: Scalar) -> Array:
+        """The input padded with this value, as far as windows reach."""
         c, config = self.c, [(0, 0, 0)] * len(self.c.dims)
         x = c.wide(c.fill(0, self.axes, value))
         for d, a in enumerate(self.axes):
@@ -69,11 +70,11 @@ class Window:
         return lax.pad(x, jnp.asarray(value, x.dtype), config)
 
     def offsets(self) -> Iterator[tuple[int, ...]]:
-        """Of the elements of a window, in order."""
+        """Offsets of the elements of a window, in order."""
         return itertools.product(*(range(k) for k in self.kernel))
 
     def at(self, x: Array, offset: tuple[int, ...]) -> Array:
-        """That element of every window."""
+        """The element at this offset of every window."""
         for d, a in enumerate(self.axes):
             first = offset[d] * self.dilation[d]
             last = first + (self.c.extents[a] - 1) * self.stride[d] + 1
@@ -81,55 +82,55 @@ class Window:
         return x
 
 
-@row("max_pool")
+@rule("max_pool")
 def _max_pool(c: Call) -> Array:
     w = Window(c)
     x = w.padded(lowest(c.ins[0].dtype))
     return reduce(jnp.maximum, (w.at(x, offset) for offset in w.offsets())).astype(c.dtype)
 
 
-@row("max_pool_index")
+@rule("max_pool_index")
 def _max_pool_index(c: Call) -> Array:
-    """The first of the largest; in a window that has nothing of the input, its first place that is not negative."""
+    """The first maximum; for a window outside the input, its first non-negative position."""
     w = Window(c)
     x = w.padded(lowest(c.ins[0].dtype))
     starts = [iota(c.extents, a) * s - p for a, s, p in zip(w.axes, w.stride, w.pad, strict=True)]
 
-    def flat(places: Sequence[Array]) -> Array:
+    def flat(positions: Sequence[Array]) -> Array:
         total: Any = 0
-        for a, at in zip(w.axes, places, strict=True):
+        for a, at in zip(w.axes, positions, strict=True):
             total = total * c.size(0, a) + at
         return total
 
     found = flat([at - jnp.minimum(at, 0) // d * d for at, d in zip(starts, w.dilation, strict=True)])
     best, seen = jnp.full(c.extents, lowest(x.dtype), x.dtype), jnp.zeros(c.extents, bool)
     for offset in w.offsets():
-        places = [at + k * d for at, k, d in zip(starts, offset, w.dilation, strict=True)]
+        positions = [at + k * d for at, k, d in zip(starts, offset, w.dilation, strict=True)]
         inside = reduce(
-            jnp.logical_and, [(at >= 0) & (at < c.size(0, a)) for a, at in zip(w.axes, places, strict=True)]
+            jnp.logical_and, [(at >= 0) & (at < c.size(0, a)) for a, at in zip(w.axes, positions, strict=True)]
         )
         one = w.at(x, offset)
         better = inside & (~seen | (one > best) | (jnp.isnan(one) & ~jnp.isnan(best)))
-        best, found, seen = jnp.where(better, one, best), jnp.where(better, flat(places), found), seen | inside
+        best, found, seen = jnp.where(better, one, best), jnp.where(better, flat(positions), found), seen | inside
     return found.astype(c.dtype)
 
 
-@row("avg_pool")
+@rule("avg_pool")
 def _avg_pool(c: Call) -> Array:
     w = Window(c)
     x = w.padded(0)
     total = reduce(jnp.add, (w.at(x, offset) for offset in w.offsets()))
-    many: Any = 1
+    count: Any = 1
     for d, a in enumerate(w.axes):
         n, first = c.size(0, a), iota(c.extents, a) * w.stride[d] - w.pad[d]
         last = jnp.minimum(first + w.kernel[d], n + w.pad[d])
         inside = jnp.minimum(last, n) - jnp.maximum(first, 0)
-        many = many * (last - first if c.attr("count_include_pad") else inside)
-    return (total / number(c.attr("divisor") if c.has("divisor") else many, x.dtype)).astype(c.dtype)
+        count = count * (last - first if c.attr("count_include_pad") else inside)
+    return (total / number(c.attr("divisor") if c.has("divisor") else count, x.dtype)).astype(c.dtype)
 
 
-def adaptive(f: Callable[[Array, Array, Any], Array], value: Callable[[Any], Any]) -> Callable[[Call], Array]:
-    """Windows that tile each of the last dims: one dim after the other, by whether an element lies in a window."""
+def adaptive(f: Callable[[Array, Array, int], Array], value: Callable[[np.dtype], Scalar]) -> Callable[[Call], Array]:
+    """Windows that tile each of the last dims, one dim at a time, by masking the elements of each window."""
 
     def call(c: Call) -> Array:
         x = c.wide(c.ins[0])
@@ -139,59 +140,59 @@ def adaptive(f: Callable[[Array, Array, Any], Array], value: Callable[[Any], Any
             first, last = iota(at, 0) * n // m, -((-(iota(at, 0) + 1) * n) // m)
             inside = (iota(at, 1) >= first) & (iota(at, 1) < last)
             inside = jnp.expand_dims(inside, list(range(2, 2 + x.ndim - a - 1)))
-            apart = jnp.where(inside, jnp.expand_dims(x, a), jnp.asarray(value(x.dtype), x.dtype))
-            x = f(apart, jnp.expand_dims((last - first)[:, 0], list(range(1, x.ndim - a))), a + 1)
+            windows = jnp.where(inside, jnp.expand_dims(x, a), jnp.asarray(value(x.dtype), x.dtype))
+            x = f(windows, jnp.expand_dims((last - first)[:, 0], list(range(1, x.ndim - a))), a + 1)
         return x.astype(c.dtype)
 
     return call
 
 
-row("adaptive_avg_pool")(adaptive(lambda x, n, axis: jnp.sum(x, axis) / n.astype(x.dtype), lambda _: 0))
-row("adaptive_max_pool")(adaptive(lambda x, n, axis: jnp.max(x, axis), lowest))
+rule("adaptive_avg_pool")(adaptive(lambda x, n, axis: jnp.sum(x, axis) / n.astype(x.dtype), lambda _: 0))
+rule("adaptive_max_pool")(adaptive(lambda x, n, axis: jnp.max(x, axis), lowest))
 
 
-@row("adaptive_max_pool_index")
+@rule("adaptive_max_pool_index")
 def _adaptive_max_pool_index(c: Call) -> Array:
-    """The first of the largest: values and places are reduced together, dim by dim from the last one."""
+    """The first maximum: values and positions are reduced together, one dim at a time from the last."""
     x = c.wide(c.ins[0])
     axes = list(range(len(c.dims) - c.known("axes"), len(c.dims)))
-    place: Any = jnp.zeros((), jnp.int32)
+    position: Array = jnp.zeros((), jnp.int32)
     for a in axes:
-        place = place * c.size(0, a) + iota(x.shape, a)
+        position = position * c.size(0, a) + iota(x.shape, a)
     for a in reversed(axes):
         n, m = c.size(0, a), c.sizes.number(c.dims[a])
         at = (c.extents[a], x.shape[a])
         inside = (iota(at, 1) >= iota(at, 0) * n // m) & (iota(at, 1) < -((-(iota(at, 0) + 1) * n) // m))
         inside = jnp.expand_dims(inside, list(range(2, 2 + x.ndim - a - 1)))
-        apart = jnp.where(inside, jnp.expand_dims(x, a), lowest(x.dtype))
-        places = jnp.where(inside, jnp.expand_dims(place, a), highest(jnp.int32))
-        top = jnp.max(apart, a + 1, keepdims=True)
-        same = inside & ((apart == top) | (jnp.isnan(apart) & jnp.isnan(top)))
-        place = jnp.min(jnp.where(same, places, highest(jnp.int32)), a + 1)
+        windows = jnp.where(inside, jnp.expand_dims(x, a), lowest(x.dtype))
+        positions = jnp.where(inside, jnp.expand_dims(position, a), highest(jnp.int32))
+        top = jnp.max(windows, a + 1, keepdims=True)
+        same = inside & ((windows == top) | (jnp.isnan(windows) & jnp.isnan(top)))
+        position = jnp.min(jnp.where(same, positions, highest(jnp.int32)), a + 1)
         x = jnp.squeeze(top, a + 1)
-    return place.astype(c.dtype)
+    return position.astype(c.dtype)
 
 
 # ---------------------------------------------------------------- resampling
 def _scale(c: Call, d: int) -> Array:
-    """How far a step of the result goes in the input."""
+    """Input positions per result position."""
     if c.has(f"scale_{d}"):
         return jnp.float32(1 / c.attr(f"scale_{d}"))
     return number(c.size(0, d + 2), jnp.float32) / number(c.sizes.number(c.dims[d + 2]), jnp.float32)
 
 
-@row("nearest")
+@rule("nearest")
 def _nearest(c: Call) -> Array:
     x = c.ins[0]
     for d in range(len(c.dims) - 2):
-        place = iota([c.extents[d + 2]], 0).astype(jnp.float32)
-        place = (place + 0.5) * _scale(c, d) if c.attr("exact") else place * _scale(c, d)
-        x = take(x, jnp.clip(jnp.floor(place).astype(jnp.int32), 0, c.size(0, d + 2) - 1), d + 2)
+        position = iota([c.extents[d + 2]], 0).astype(jnp.float32)
+        position = (position + 0.5) * _scale(c, d) if c.attr("exact") else position * _scale(c, d)
+        x = take(x, jnp.clip(jnp.floor(position).astype(jnp.int32), 0, c.size(0, d + 2) - 1), d + 2)
     return x
 
 
 def _cubic(t: Array) -> list[Array]:
-    """Weights of the four neighbours of a place at `t` between the middle two."""
+    """Weights of the four neighbours of a position at `t` between the middle two."""
     a = -0.75
 
     def near(s: Array) -> Array:
@@ -203,20 +204,20 @@ def _cubic(t: Array) -> list[Array]:
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
-@row("resample")
+@rule("resample")
 def _resample(c: Call) -> Array:
     x, cubic = c.wide(c.ins[0]), c.attr("mode") == "cubic"
     for d in range(len(c.dims) - 2):
         a, n = d + 2, c.size(0, d + 2)
-        place = iota([c.extents[a]], 0).astype(jnp.float32)
+        position = iota([c.extents[a]], 0).astype(jnp.float32)
         if c.attr("align_corners"):
-            many = number(jnp.maximum(c.sizes.number(c.dims[a]) - 1, 1), jnp.float32)
-            place = place * jnp.where(c.sizes.number(c.dims[a]) > 1, number(n - 1, jnp.float32) / many, 0)
+            count = number(jnp.maximum(c.sizes.number(c.dims[a]) - 1, 1), jnp.float32)
+            position = position * jnp.where(c.sizes.number(c.dims[a]) > 1, number(n - 1, jnp.float32) / count, 0)
         else:
-            place = (place + 0.5) * _scale(c, d) - 0.5
-            place = place if cubic else jnp.maximum(place, 0)
-        first = jnp.floor(place)
-        t = (place - first).astype(x.dtype)
+            position = (position + 0.5) * _scale(c, d) - 0.5
+            position = position if cubic else jnp.maximum(position, 0)
+        first = jnp.floor(position)
+        t = (position - first).astype(x.dtype)
         first = first.astype(jnp.int32)
         weights = _cubic(t) if cubic else [1 - t, t]
         parts = [take(x, jnp.clip(first + k - cubic, 0, n - 1), a) * along(w, a, x.ndim) for k, w in enumerate(weights)]

@@ -1,5 +1,5 @@
-"""Ops that read or write at positions which are data. A position out of range reads NaN (of integers, the least) and is
-not written: XLA has no errors of data."""
+"""Ops that read or write at data-dependent positions. A position out of range reads NaN (for integers, the minimum) and
+writes nothing: XLA cannot raise errors on data."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..shapes.dim import Dim
-from .table import Array, Call, highest, iota, lowest, nonempty, row, take
+from .table import Array, Call, Extent, Scalar, highest, iota, lowest, nonempty, rule, take
 
 
-def rows_of(x: Array, index: Array, size: Any, axis: int = 0) -> Array:
-    """x at positions of an axis that has `size` of them."""
+def rows_of(x: Array, index: Array, size: Extent, axis: int = 0) -> Array:
+    """x at positions of an axis of this size."""
     found = take(x, index, axis)
-    bad = ((index < 0) | (index >= size)).reshape(*[1] * axis, *index.shape, *[1] * (x.ndim - axis - 1))
-    return jnp.where(bad, _bad(x.dtype), found)
+    outside = ((index < 0) | (index >= size)).reshape(*[1] * axis, *index.shape, *[1] * (x.ndim - axis - 1))
+    return jnp.where(outside, _out_of_range_value(x.dtype), found)
 
 
-def _bad(dtype: Any) -> Any:
+def _out_of_range_value(dtype: np.dtype) -> Scalar:
     return np.asarray(np.nan if jnp.issubdtype(dtype, jnp.floating) else lowest(dtype), dtype)
 
 
-@row("embedding")
+@rule("embedding")
 def _embedding(c: Call) -> Array:
     return rows_of(c.ins[0], c.ins[1], c.size(0, 0)).astype(c.dtype)
 
 
-@row("index_select")
+@rule("index_select")
 def _index_select(c: Call) -> Array:
     axis = c.known("dim")
     return rows_of(c.ins[0], c.ins[1], c.size(0, axis), axis)
@@ -37,7 +37,7 @@ def _index_select(c: Call) -> Array:
 
 # ---------------------------------------------------------------- along a dim
 def _grid(c: Call, written: bool) -> tuple[Array, ...]:
-    """Positions of every element of the index, which is the second operand; out of range where it has none."""
+    """Positions of every element of the index (second operand); out of range in its padding."""
     index, dims, axis = c.ins[1], c.given[1], c.known("dim")
     if written:
         beyond = highest(index.dtype)
@@ -46,43 +46,43 @@ def _grid(c: Call, written: bool) -> tuple[Array, ...]:
     return tuple(index if a == axis else iota(index.shape, a) for a in range(index.ndim))
 
 
-@row("gather")
+@rule("gather")
 def _gather(c: Call) -> Array:
     x, n = c.ins[0], c.size(0, c.known("dim"))
-    if x.ndim != c.ins[1].ndim:  # a rank of its own has only an index of nothing
+    if x.ndim != c.ins[1].ndim:  # only an empty index may have another rank
         return jnp.zeros(c.ins[1].shape, x.dtype)
     found = nonempty(x, range(x.ndim)).at[_grid(c, written=False)].get(mode="clip")
-    return jnp.where((c.ins[1] < 0) | (c.ins[1] >= n), _bad(x.dtype), found)
+    return jnp.where((c.ins[1] < 0) | (c.ins[1] >= n), _out_of_range_value(x.dtype), found)
 
 
 def _source(c: Call) -> Array:
-    """As much of the third operand as there is index."""
+    """The part of the third operand that the index covers."""
     src = c.ins[2]
     return src[tuple(slice(0, n) for n in c.ins[1].shape)] if src.shape != c.ins[1].shape else src
 
 
-@row("scatter")
+@rule("scatter")
 def _scatter(c: Call) -> Array:
     return c.ins[0].at[_grid(c, written=True)].set(_source(c), mode="drop")
 
 
-@row("scatter_reduce")
+@rule("scatter_reduce")
 def _scatter_reduce(c: Call) -> Array:
     at = c.ins[0].at[_grid(c, written=True)]
-    how = {"sum": at.add, "prod": at.multiply, "amax": at.max, "amin": at.min}[c.attr("reduce")]
-    return how(_source(c), mode="drop")
+    update = {"sum": at.add, "prod": at.multiply, "amax": at.max, "amin": at.min}[c.attr("reduce")]
+    return update(_source(c), mode="drop")
 
 
 # ---------------------------------------------------------------- by several indices
 def broadcast(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
-    """The dims of several operands together."""
+    """The broadcast dims of several operands."""
     rank = max(map(len, shapes))
     wide = [(Dim.const(1),) * (rank - len(s)) + tuple(s) for s in shapes]
     return tuple(next((d for d in each if d.value != 1), Dim.const(1)) for each in zip(*wide, strict=True))
 
 
 def _positions(c: Call, first: int) -> tuple[tuple[Any, ...], tuple[Dim, ...]]:
-    """What jax indexes with, and the dims of all indices together; out of range where they have no element."""
+    """Indices for jax and their broadcast dims; out of range in their padding."""
     every = range(first, len(c.ins))
     together = broadcast([c.given[i] for i in every])
     at: list[Any] = [slice(None)] * c.ins[0].ndim
@@ -95,26 +95,26 @@ def _positions(c: Call, first: int) -> tuple[tuple[Any, ...], tuple[Dim, ...]]:
     return tuple(at), together
 
 
-@row("index")
+@rule("index")
 def _index(c: Call) -> Array:
     x = nonempty(c.ins[0], c.each("dims"))
-    return x.at[_positions(c, 1)[0]].get(mode="fill", fill_value=_bad(x.dtype))
+    return x.at[_positions(c, 1)[0]].get(mode="fill", fill_value=_out_of_range_value(x.dtype))
 
 
-@row("index_put")
+@rule("index_put")
 def _index_put(c: Call) -> Array:
     at, values = _written(c)
     return at.set(values, mode="drop")
 
 
-@row("index_add")
+@rule("index_add")
 def _index_add(c: Call) -> Array:
     at, values = _written(c)
     return (at.max if c.dtype == jnp.bool_ else at.add)(values, mode="drop")
 
 
 def _written(c: Call) -> tuple[Any, Array]:
-    """Where it is written, and the values, broadcast to that."""
+    """The indexed array to update, and the broadcast values."""
     at, together = _positions(c, 2)
     axes, dims = c.each("dims"), c.given[0]
     rest = [d for a, d in enumerate(dims) if a not in axes]
