@@ -1,65 +1,29 @@
-"""keepdim: lower a PyTorch model once; run it at every shape its contract allows."""
+"""keepdim: lower a PyTorch model once; run it at every shape its contract allows.
+
+Importing this package is cheap. Public names are imported on first use: running a file needs neither exir,
+transformers nor jax, and `keepdim --help` not even torch. The compiled library is loaded with the first name, or with
+ExecuTorch (`compat.registration`).
+"""
 
 import os
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch  # noqa: F401  first: its OpenMP runtime is then the one our library shares
-from executorch.extension.pybindings import _C  # noqa: F401  loads libexecutorch.so, which ours links to
-
-from . import _native
 from .compat.lock import importing
-from .errors import KeepdimError
-from .module import Module, load, lower
-from .settings import options, set_options
-from .shapes.contract import DTYPES, Contract
+from .compat.registration import follow_executorch
+from .errors import KeepdimError, optional
 
 if TYPE_CHECKING:
+    from . import _native as _native
     from .auditing import Audit, audit
     from .lowering.partitioner import GgmlPartitioner, MLXPartitioner
     from .models.decoder import LanguageModel, lower_llm
+    from .module import Module, load, lower
     from .ranges import dispatch
+    from .settings import options, set_options
+    from .shapes.contract import Contract
     from .stablehlo import StableHLOProgram, load_stablehlo, to_stablehlo
-
-_native.set_dtypes(DTYPES)
-# torch's threads are not in a forked process, where its parallel kernels would wait for them for ever.
-os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-for _id, _status in _native.backends().items():
-    if _status != 0:
-        raise KeepdimError(f"[import] backend {_id}: ExecuTorch did not register it (status {_status:#x}).")
-
-
-def __getattr__(name: str) -> Any:
-    """What needs all of exir, transformers or jax is imported when asked for: running a file does not."""
-    with importing():
-        return _imported(name)
-
-
-def _imported(name: str) -> Any:
-    if name in ("LanguageModel", "lower_llm"):
-        from .models import decoder
-
-        return getattr(decoder, name)
-    if name in ("Audit", "audit"):
-        from . import auditing
-
-        return getattr(auditing, name)
-    if name in ("GgmlPartitioner", "MLXPartitioner"):
-        from .lowering import partitioner
-
-        return getattr(partitioner, name)
-    if name == "dispatch":
-        from .ranges import dispatch
-
-        return dispatch
-    if name in ("StableHLOProgram", "load_stablehlo", "to_stablehlo"):
-        from .errors import optional
-
-        optional("stablehlo", "jax", "stablehlo")
-        from . import stablehlo
-
-        return getattr(stablehlo, name)
-    raise AttributeError(f"module 'keepdim' has no attribute {name!r}")
-
 
 __version__ = "0.1.0"
 __all__ = [
@@ -81,3 +45,48 @@ __all__ = [
     "set_options",
     "to_stablehlo",
 ]
+_HOMES = {
+    "Audit": "auditing",
+    "Contract": "shapes.contract",
+    "GgmlPartitioner": "lowering.partitioner",
+    "LanguageModel": "models.decoder",
+    "MLXPartitioner": "lowering.partitioner",
+    "Module": "module",
+    "StableHLOProgram": "stablehlo",
+    "audit": "auditing",
+    "dispatch": "ranges",
+    "load": "module",
+    "load_stablehlo": "stablehlo",
+    "lower": "module",
+    "lower_llm": "models.decoder",
+    "options": "settings",
+    "set_options": "settings",
+    "to_stablehlo": "stablehlo",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_native":  # without keepdim's lock: modules import it while Python holds their import locks
+        return import_module(".native", __name__)._native
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with importing():
+        if _HOMES[name] == "stablehlo":
+            optional("stablehlo", "jax", "stablehlo")
+        import_module(".native", __name__)
+        globals()[name] = value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
+def _use_one_torch_thread() -> None:
+    """torch's threads do not survive a fork, and its parallel kernels would wait for them forever."""
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_use_one_torch_thread)
+follow_executorch()

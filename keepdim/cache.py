@@ -1,8 +1,8 @@
-"""Lowered files of models, kept in `$XDG_CACHE_HOME/keepdim` (`~/.cache/keepdim`): a second start takes seconds.
+"""The cache of lowered models in `$XDG_CACHE_HOME/keepdim` (`~/.cache/keepdim`): a second start takes seconds.
 
-A file's name is a hash of what it was made from: the model's files, the settings, keepdim's own code, the versions of
-torch, executorch and transformers. It is written whole or not at all, checked when it is loaded, and may be deleted at
-any time.
+A file's name is the model's name and a hash of its sources: the model's files, the settings, keepdim's code, and the
+versions of torch, executorch and transformers. Files are written atomically, checked at load, and may be deleted at any
+time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from . import _native
 from .errors import KeepdimError, fail
 from .files import remove_leftovers, write_bytes
+from .native import _native
 
 log = logging.getLogger("keepdim")
-SETTLED = 2_000_000_000  # ns after which a second write would show in a file's times
+SETTLED = 2_000_000_000  # ns after which another write would change a file's timestamps
 
 
 class Saved(Protocol):
-    """What can be kept."""
+    """An object that can be cached."""
 
     def save(self, path: Path) -> None: ...
 
@@ -34,8 +34,8 @@ class Saved(Protocol):
 T = TypeVar("T", bound=Saved)
 
 
-def cached_file(kind: str, files: Iterable[Path], settings: str) -> Path:
-    """Where the lowered file of these files is kept."""
+def cached_file(kind: str, model: str, files: Iterable[Path], settings: str) -> Path:
+    """The cache path of a model that is lowered from these files."""
     digest = hashlib.sha256(settings.encode())
     for name in ("torch", "executorch", "transformers"):
         try:
@@ -47,11 +47,21 @@ def cached_file(kind: str, files: Iterable[Path], settings: str) -> Path:
         digest.update(f"{path.name} {_hash(path)}".encode())
     for path in sorted(set(files)):
         digest.update(f"{path.name} {content_hash(path)}".encode())
-    return folder() / f"{kind}-{digest.hexdigest()[:32]}.pte"
+    name = re.sub(r"[^\w.-]+", "_", model)[:80]
+    return folder() / f"{name}-{digest.hexdigest()[:32]}.pte"
+
+
+def model_name(path: Path) -> str:
+    """The name of the model in a file: the stem, without the hash of `cached_file`.
+
+    >>> model_name(Path("minilm-0123456789abcdef0123456789abcdef.pte")), model_name(Path("my-net.pte"))
+    ('minilm', 'my-net')
+    """
+    return re.sub(r"(?<=.)-[0-9a-f]{32}$", "", path.stem)
 
 
 def content_hash(path: Path) -> str:
-    """The sha256 of a file; remembered until it is written to, since a model's may have gigabytes."""
+    """The sha256 of a file, cached until the file changes, since models may have gigabytes."""
     note = _Note("content", path)
     if (known := note.read()) is not None and re.fullmatch("[0-9a-f]{64}", known):
         return known
@@ -61,7 +71,7 @@ def content_hash(path: Path) -> str:
 
 
 class _Note:
-    """What is remembered about a file, until the file changes."""
+    """A cached fact about a file, valid until the file changes."""
 
     def __init__(self, kind: str, path: Path):
         about = path.stat()
@@ -88,14 +98,14 @@ def _hash(path: Path) -> str:
 
 
 def folder() -> Path:
-    """Where everything that may be made again is kept."""
+    """The cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepdim"
 
 
 def cached(path: Path, load: Callable[[Path, bool], T], lower: Callable[[], T]) -> T:
-    """What `load` reads from the path; where nothing good is there, what `lower` makes, kept there.
+    """Load the file at `path`; if it is missing or invalid, run `lower` and save its result there.
 
-    `load` is told whether to check the weights too: once after the file was written, and again after it changed.
+    The second argument of `load` is whether to verify the weights: once after the file is written or changed.
     """
     remove_leftovers(path.parent)
     if path.exists():

@@ -1,4 +1,8 @@
-"""The one error of keepdim: a sentence that says where, what, with which values, and what to do."""
+"""keepdim's error type: a sentence with the stage, the subject, the fact with its values, and the remedy.
+
+The sentences themselves are where they are raised; docs/reference/errors.md lists them with their files. Those about
+the sizes and dtypes of a call are in runtime/core/contract.cpp.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any, NoReturn
 
 
 class KeepdimError(RuntimeError):
-    """Anything keepdim refuses, as `[stage] subject: fact (values). remedy`.
+    """Every error of keepdim, in the form `[stage] subject: fact (values). remedy`.
 
     >>> try:
     ...     fail("bind", "input 0 'x' dim 1", "seq_len = 257 is out of range 1..256")
@@ -20,16 +24,16 @@ class KeepdimError(RuntimeError):
 
     @property
     def stage(self) -> str:
-        """The word in the brackets: where it was refused."""
+        """The word in the brackets: the stage that failed."""
         text = str(self)
         return text[1 : text.index("]")] if text.startswith("[") and "]" in text else ""
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what a file wrote could steer a terminal
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # text from a file could contain terminal control codes
 
 
 def sentence(stage: str, subject: str, fact: str, remedy: str = "") -> str:
-    """Compose the one form of our messages.
+    """Compose an error message.
 
     >>> sentence("lower", "dim 's'", "has no upper bound", "Give the Dim a max")
     "[lower] dim 's': has no upper bound. Give the Dim a max."
@@ -40,12 +44,12 @@ def sentence(stage: str, subject: str, fact: str, remedy: str = "") -> str:
 
 
 def fail(stage: str, subject: str, fact: str, remedy: str = "", cause: BaseException | None = None) -> NoReturn:
-    """Raise the sentence as a KeepdimError."""
+    """Raise a KeepdimError with this message."""
     raise KeepdimError(sentence(stage, subject, fact, remedy)) from cause
 
 
 def sentence_of(e: BaseException) -> str:
-    """An exception's text in one line; of a list, as torch.export gives of what it cannot keep, what is listed.
+    """An exception's text in one line; for a list, as in torch.export's constraint violations, the listed items.
 
     >>> sentence_of(ValueError("Constraints violated (n)! See the log.\\n  - n is 3. Mark it otherwise.\\n  - m is 4."))
     'n is 3; m is 4'
@@ -55,17 +59,17 @@ def sentence_of(e: BaseException) -> str:
     return textwrap.shorten("; ".join(listed) or text, 300, placeholder=" …").rstrip(".")
 
 
-def told(e: BaseException) -> str:
-    """Which kind of exception, and its text if it has one.
+def describe_exception(e: BaseException) -> str:
+    """The type of an exception, and its text if it has one.
 
-    >>> told(KeyError("x")), told(AssertionError())
+    >>> describe_exception(KeyError("x")), describe_exception(AssertionError())
     ("KeyError: 'x'", 'AssertionError')
     """
     return ": ".join(filter(None, (type(e).__name__, sentence_of(e))))
 
 
 def optional(stage: str, package: str, extra: str = "hf") -> Any:
-    """A module of an optional dependency, or the sentence that says how to have it.
+    """Import an optional dependency; if it is missing, the error says how to install it.
 
     >>> optional("embed", "json").dumps([1])
     '[1]'

@@ -1,8 +1,8 @@
-"""Paths, files and temporary folders: every file is written whole or not at all.
+"""Paths, atomic file writes and temporary folders.
 
-What is written goes to a temporary file in the same folder (its name ends in `.part`), is flushed to the disk and then
-takes the place of the target. A full disk, an error or a kill leaves the old file as it was; one that a process has
-open or mapped stays as it is there.
+Data is written to a temporary file in the same folder (its name ends in `.part`), flushed to disk, and then renamed to
+the target. A full disk, an error or a kill leaves the old file unchanged; a process that has the old file open or
+mapped keeps its content.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import IO, Any
 from .errors import fail
 
 LONGEST, LONGEST_NAME = 4096, 255  # bytes of a path and of a name in it, on Linux and macOS
-CHUNK = 1 << 20  # bytes that are copied at a time
-FOLDER = "keepdim-"  # then the number of the process
-LEFT_OVER = 24 * 3600  # seconds after which nobody writes a temporary file any more
+CHUNK = 1 << 20  # bytes per copy
+FOLDER = "keepdim-"  # prefix, followed by the process id
+LEFT_OVER = 24 * 3600  # seconds after which a temporary file is considered abandoned
 
 
 def path_of(stage: str, given: Any) -> Path:
-    """A path as the user gave it, or a sentence where no file can have that name.
+    """A path from the user; raises if no file can have that name.
 
     >>> path_of("load", "model.pte").name
     'model.pte'
@@ -49,15 +49,15 @@ def path_of(stage: str, given: Any) -> Path:
 
 
 def search_path() -> list[str]:
-    """Where a process of ours may import from: as this one, but never from whatever folder is the current one."""
+    """sys.path for child processes: without relative entries such as the current folder."""
     return [p for p in sys.path if os.path.isabs(p)]
 
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path, stage: str = "save") -> Iterator[Path]:
-    """A temporary file to write, which replaces `path` when the block ends well.
+    """A temporary file that replaces `path` when the block succeeds.
 
-    A link is followed; an existing file keeps its permissions. A KeepdimError where the file cannot be written.
+    Symlinks are followed; an existing file keeps its permissions. Raises a KeepdimError if it cannot be written.
     """
     given = path_of(stage, path)
     part: Path | None = None
@@ -65,7 +65,7 @@ def atomic_path(path: str | Path, stage: str = "save") -> Iterator[Path]:
         target = Path(os.path.realpath(given))
         before = target.stat() if target.exists() else None
         if before is not None and not stat.S_ISREG(before.st_mode):
-            yield target  # a device or a pipe, which nothing can replace; opening a folder fails
+            yield target  # a device or a pipe is written directly; opening a folder fails
             return
         remove_leftovers(target.parent, f"{glob.escape(target.name[:40])}.{'[0-9a-f]' * 12}.part")
         part = target.with_name(f"{target.name[:40]}.{secrets.token_hex(6)}.part")
@@ -90,19 +90,19 @@ def atomic_path(path: str | Path, stage: str = "save") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path, stage: str = "save") -> Iterator[IO[bytes]]:
-    """The same as an open file: what is written to it is at `path` when the block ends well."""
+    """As `atomic_path`, but yields an open file."""
     with atomic_path(path, stage) as part, part.open("wb") as file:
         yield file
 
 
 def write_bytes(path: str | Path, data: bytes, stage: str = "save") -> None:
-    """All of a file."""
+    """Write a whole file atomically."""
     with atomic_write(path, stage) as file:
         file.write(data)
 
 
 def copy_open(handle: int, file: IO[bytes]) -> None:
-    """The content of a file that is open, whatever became of its path."""
+    """Copy the content of an open file, even if its path was replaced or deleted."""
     at = 0
     while chunk := os.pread(handle, CHUNK, at):
         file.write(chunk)
@@ -113,14 +113,14 @@ def remove_leftovers(folder: Path, pattern: str = "**/*.part") -> None:
     """Delete temporary files of processes that were killed."""
     oldest = time.time() - LEFT_OVER
     for part in folder.glob(pattern):
-        with contextlib.suppress(OSError):  # another process removed it, or may
+        with contextlib.suppress(OSError):  # another process may have removed it
             if part.stat().st_mtime < oldest:
                 part.unlink()
 
 
 # ---------------------------------------------------------------- folders of a process
 def new_folder() -> Path:
-    """A folder for files of this process; those that killed processes left are removed."""
+    """A temporary folder of this process; removes folders left by killed processes."""
     shared = Path(tempfile.gettempdir())
     oldest = time.time() - LEFT_OVER
     for old in shared.glob(f"{FOLDER}*-*"):
@@ -134,7 +134,7 @@ def new_folder() -> Path:
 
 
 def remove_with(owner: object, folder: Path) -> None:
-    """Remove the folder when the object is gone; a forked process, which has a copy of the object, does not."""
+    """Remove the folder when the object is garbage-collected; not in a forked process."""
     weakref.finalize(owner, _remove_of, os.getpid(), folder)
 
 
@@ -154,8 +154,8 @@ def _is_running(pid: int) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that the new name outlives a power failure."""
-    with contextlib.suppress(OSError):  # one that may not be read, or a file system that cannot: the file is written
+    """Sync the folder, so that the rename survives a power failure."""
+    with contextlib.suppress(OSError):  # not readable or not supported: the file itself is written
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

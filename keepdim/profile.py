@@ -1,50 +1,51 @@
-"""What the calls of a module took: time of every operation, plans built and reused, memory after each call.
+"""Profiles of a module's calls: time of every operation, plans built and reused, memory after each call.
 
-Times come through ExecuTorch's event tracer, so that its own tools show the same from an ETDump. An operation is known
-by its delegate and the name of its value, as `keepdim inspect` prints it.
+Times come from ExecuTorch's event tracer, so that its tools show the same from an ETDump. An operation is identified by
+its delegate and the name of its value, as `keepdim inspect` prints it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 
 from .module import Module
 
-OUTSIDE = "native_call_"  # what ExecuTorch writes in front of a kernel's name
+OUTSIDE = "native_call_"  # ExecuTorch's prefix of a kernel's name
 COUNTED = ("arena_bytes", "plan_bytes", "weight_bytes", "packed_bytes", "state_bytes")
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One operation of a call: delegate -1 is one of ExecuTorch's own kernels."""
+    """One operation of a call; delegate -1 is a kernel of ExecuTorch."""
 
     delegate: int
     op: str
     value: str
-    start: int  # nanoseconds from the begin of the call
+    start: int  # nanoseconds since the start of the call
     ns: int
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One call: its sizes, what it took in all and in building plans, and what was there when it was done."""
+    """One call: its sizes, total time, time for building plans, memory afterwards, and events."""
 
     sizes: dict[str, int]
     ns: int
     build_ns: int
     built: int
     reused: int
-    memory: dict[str, int]  # bytes: of the engine by kind, and `resident` of the process
+    memory: dict[str, int]  # bytes: the engine's by kind, and `resident` of the process
     events: list[Event]
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """Calls in their order."""
+    """Calls in order."""
 
     calls: list[Call]
 
@@ -53,7 +54,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def profile(module: Module, inputs: Sequence[Sequence[Any]]) -> tuple[list[list[Any]], Profile]:
-    """Run a module on flat inputs, one call after the other; the results of each, and the profile."""
+    """Run a module on flat inputs, one call after the other; returns the results and the profile."""
     order = {d["id"]: i for i, d in enumerate(module.counters())}
     results, calls = [], []
     for flat in inputs:
@@ -95,7 +96,7 @@ def _resident() -> int:
 
 
 # ---------------------------------------------------------------- text
-def _ms(ns: int) -> str:
+def _ms(ns: float) -> str:
     return f"{ns / 1e6:.3f} ms"
 
 
@@ -109,13 +110,23 @@ def _call_lines(calls: Sequence[Call]) -> list[str]:
 
 
 def _op_lines(calls: Sequence[Call]) -> list[str]:
-    took: dict[str, list[int]] = defaultdict(list)
-    for e in (e for c in calls for e in c.events):
-        took[e.op if e.delegate >= 0 else f"{e.op} (ExecuTorch)"].append(e.ns)
-    whole = sum(map(sum, took.values())) or 1
-    rows = [("operation", "times", "time", "share")]
-    for op, times in sorted(took.items(), key=lambda kv: -sum(kv[1])):
-        rows.append((op, str(len(times)), _ms(sum(times)), f"{sum(times) / whole:.1%}"))
+    """Medians over the calls in which an operation ran, so that one slow call has little effect."""
+    times: dict[str, list[int]] = defaultdict(list)
+    counts: dict[str, list[int]] = defaultdict(list)
+    for c in calls:
+        took, count = Counter[str](), Counter[str]()
+        for e in c.events:
+            op = e.op if e.delegate >= 0 else f"{e.op} (ExecuTorch)"
+            took[op] += e.ns
+            count[op] += 1
+        for op in took:
+            times[op].append(took[op])
+            counts[op].append(count[op])
+    medians = {op: median(ns) for op, ns in times.items()}
+    whole = sum(medians.values()) or 1
+    rows = [("operation", "per call", "median time", "share")]
+    for op, ns in sorted(medians.items(), key=lambda kv: -kv[1]):
+        rows.append((op, f"{median(counts[op]):g}", _ms(ns), f"{ns / whole:.1%}"))
     return _table(rows)
 
 

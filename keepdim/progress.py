@@ -7,14 +7,14 @@ import time
 
 
 class Progress:
-    """A bar on standard error while things are done, if somebody can see it."""
+    """A progress bar on standard error, if that is a terminal."""
 
     def __init__(self, total: int, unit: str = "texts"):
         self.total, self.unit, self.start, self.shown = total, unit, time.monotonic(), 0.0
         self.visible = sys.stderr.isatty()
 
     def __call__(self, done: int) -> None:
-        """So many are done."""
+        """Update the number of completed items."""
         now = time.monotonic()
         if not self.visible or (now - self.shown < 0.1 and done < self.total):
             return

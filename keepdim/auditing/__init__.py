@@ -1,8 +1,8 @@
 """Where did my dynamic shape go? `audit` follows a model's sizes through every stage to a file, and tries the file.
 
-Owns the snapshots of every stage, the verdicts and the trials. Takes a model or a file; gives an `Audit`
-(docs/audit.md has its words and the JSON). What needs all of exir is imported when an audit is made. Never mends what
-it finds.
+Owns the snapshots of every stage, the verdicts, and the trial runs of the file. Takes a model or a file and returns an
+`Audit` (docs/guide/audit.md describes its terms and the JSON). Modules that import all of exir are imported lazily.
+Never repairs what it finds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compat.lock import in_turn
+from ..compat.lock import one_at_a_time
 from ..errors import fail
 from ..files import path_of
 from .result import Audit, Stage
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .flows import Flow
 
 
-@in_turn
+@one_at_a_time
 def audit(
     model: Any,
     args: Sequence[Any] = (),
@@ -38,8 +38,8 @@ def audit(
     """Follow the sizes of a model (or ExportedProgram, or a .pt2 or .pte file) through a lowering, and try the file.
 
     `partitioner` is ggml or mlx (keepdim's own flow), xnnpack, coreml, vulkan, `module:Class`, or an instance of one.
-    A trial may take so many `seconds`. The file is kept as `output`, where one is named. A .pt2 is read by torch, which
-    imports and calls what the file names: say `trust=True` for one that is your own.
+    `seconds` is the time limit of one trial run. `output` keeps the lowered file at that path. A .pt2 is read by torch,
+    which imports and calls whatever the file names: pass `trust=True` only for a file of your own.
 
     >>> import torch, keepdim
     >>> from torch.export import Dim
@@ -48,17 +48,17 @@ def audit(
     >>> keepdim.audit(model, (torch.randn(3, 4),), dynamic_shapes=shapes, tries=False).check()
     """
     from . import files
-    from .tries import children
+    from .trial_runs import fork_server
 
     if isinstance(model, (str, Path)):
         name = name or str(model)
         if (file := path_of("audit", model)).suffix == ".pte":
             return files.audit_file(file, tries, seconds)
-        model = files.exported(file, trust)
+        model = files.load_exported(file, trust)
     if not isinstance(args, (tuple, list)):
         fail("audit", "args", f"is a {type(args).__name__}", "Give the example's inputs as a tuple: (x,)")
     if tries:
-        children()  # they start while the model is lowered
+        fork_server()  # starts up while the model is lowered
     from . import flows
 
     name = name or type(model).__name__
@@ -66,32 +66,36 @@ def audit(
     with tempfile.TemporaryDirectory(prefix="keepdim-") as folder:
         path = Path(folder) / "method.pte" if output is None else path_of("audit", output)
         if isinstance(partitioner, str) and partitioner in flows.ENGINES:
-            flow, who = flows.ours(model, args, kwargs, dynamic_shapes, path, partitioner), partitioner
+            flow = flows.keepdim_flow(model, args, kwargs, dynamic_shapes, path, partitioner)
+            backend = partitioner
         else:
             parts = [flows.partitioner_named(partitioner)] if isinstance(partitioner, str) else partitioner
             parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
-            who = ", ".join(type(p).__name__ for p in parts)
-            flow = flows.stock(model, args, kwargs, dynamic_shapes, parts, path)
-        return _judged(flow, name, who, tries, seconds)
+            backend = ", ".join(type(p).__name__ for p in parts)
+            flow = flows.executorch_flow(model, args, kwargs, dynamic_shapes, parts, path)
+        return _audit_flow(flow, name, backend, tries, seconds)
 
 
-def _judged(flow: Flow, name: str, who: str, tries: bool, seconds: int) -> Audit:
-    from .items import tracked
-    from .judge import judge
-    from .tries import absent, points, try_all
+def _audit_flow(flow: Flow, name: str, backend: str, tries: bool, seconds: int) -> Audit:
+    """Run the trials of a recorded flow, and compare every tracked item over its stages."""
+    from .tracked import tracked_items
+    from .trial_runs import missing_backend, points, run_trials
+    from .verdicts import audit_item
 
     stages, events = flow.recorder.stages, flow.recorder.events
     trials = []
     if tries and flow.file is not None and flow.path is not None:
-        if missing := absent(flow.file):
+        if missing := missing_backend(flow.file):
             flow.notes.append(missing)
         else:
-            where = [*flow.declared_points(), *points(flow.promised(), flow.leaves)]
-            trials = try_all(flow.path, flow.file.contract is not None, where, flow.run, seconds)
+            tried = [*flow.declared_points(), *points(flow.promised_contract(), flow.leaves)]
+            trials = run_trials(flow.path, flow.file.contract is not None, tried, flow.run, seconds)
     exported = next(i for i, s in enumerate(stages) if s.kind == "export")
-    items = [*flow.frozen, *tracked(flow.subject, events, exported)]
-    found = [judge(i, stages, events, trials) for i in items]
-    return Audit(name, who, [Stage(s.name, s.kind, s.hook) for s in stages], found, trials, flow.notes, flow.failure)
+    items = [*flow.frozen, *tracked_items(flow.baseline, events, exported)]
+    found = [audit_item(i, stages, events, trials) for i in items]
+    return Audit(
+        name, backend, [Stage(s.name, s.kind, s.hook) for s in stages], found, trials, flow.notes, flow.failure
+    )
 
 
 __all__ = ["Audit", "audit"]

@@ -1,7 +1,7 @@
 """The process that trials run in: `python -m keepdim.auditing.child` forks a fresh one for each line of standard input.
 
-A line is a JSON job: the file, who runs it, the inputs' file, and where the outcome goes. The answer is a line with how
-the fork ended. Here nothing is computed before a fork, so that each begins without threads.
+A line is a JSON job: the file, the runtime, the path of the inputs and the path for the outcome. The answer is a line
+with the exit code of the fork. Nothing is computed here before a fork, so that every fork starts without threads.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Job(msgspec.Struct):
     """One trial."""
 
     file: str
-    keepdim: bool  # run by keepdim, which checks the contract; or by ExecuTorch's own runtime
+    keepdim: bool  # run by keepdim, which checks the contract, or else by ExecuTorch's runtime
     inputs: str
     outcome: str
     seconds: int
 
 
 def run(job: Job) -> None:
-    """Load, call, and leave ("ran", results) or ("refused", sentence)."""
+    """Load the file, call it, and save ("ran", results) or ("refused", sentence)."""
     flat = torch.load(job.inputs, weights_only=True)
     outcome: tuple[str, Any]
     try:
         outcome = ("ran", load(job.file).run_flat(flat) if job.keepdim else _execute(job.file, flat))
-    except Exception as e:  # whatever it says: it is refused
+    except Exception as e:  # any exception counts as a refusal
         outcome = ("refused", " ".join(str(e).split())[:300])
     torch.save(outcome, job.outcome)
 
@@ -47,11 +47,11 @@ def _execute(file: str, flat: list[Any]) -> list[Any]:
 
 
 def fork(job: Job) -> int:
-    """How a process ends that does the job: its exit code, or minus the signal that ended it."""
+    """Run the job in a forked process; return its exit code, or minus the signal that killed it."""
     pid = os.fork()
     if pid == 0:
         signal.alarm(job.seconds)
-        null = os.open(os.devnull, os.O_WRONLY)  # ExecuTorch writes to both
+        null = os.open(os.devnull, os.O_WRONLY)  # ExecuTorch logs to stdout and stderr
         os.dup2(null, 1)
         os.dup2(null, 2)
         try:

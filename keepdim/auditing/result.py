@@ -1,4 +1,4 @@
-"""The result of an audit: stages, items with what became of each, trials; as a table, as JSON, as an assertion."""
+"""The result of an audit: stages, items with their changes, trial runs; as a table, as JSON, as an assertion."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ from typing import Any
 import msgspec
 
 from ..errors import KeepdimError, fail
-from .places import Place
+from .locations import CodeLocation
 
 VERSION = 1
-LOST = ("frozen", "dropped", "narrowed", "widened")  # the worst first
+LOST = ("frozen", "dropped", "narrowed", "widened")  # worst first
 VERDICTS = (*LOST, "renamed", "kept")
-BAD = ("wrong numbers", "accepted though outside", "crashed", "refused")  # of trials; refused where it is allowed
+BAD = (
+    "wrong numbers",
+    "accepted though outside",
+    "crashed",
+    "refused",
+)  # verdicts of trials; `refused` only for allowed sizes
 FINE = ("right", "ran", "not tried")
 
 
 class State(msgspec.Struct, frozen=True):
-    """What an item is after a stage."""
+    """The state of an item after a stage."""
 
     text: str
     verdict: str
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """A stage, and the function that is it."""
+    """A stage, and the function that performs it."""
 
     name: str
     kind: str
-    hook: Place | None
+    hook: CodeLocation | None
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -39,11 +44,11 @@ class Change(msgspec.Struct, frozen=True):
     verdict: str
     before: str
     after: str
-    by: Place | None
+    by: CodeLocation | None
 
 
 class Item(msgspec.Struct, frozen=True):
-    """Something the model says about its sizes, and what became of it."""
+    """A fact about the model's sizes, and what happened to it."""
 
     kind: str
     subject: str
@@ -54,13 +59,13 @@ class Item(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """The worst of what was never mended."""
+        """The worst of its changes."""
         found = [c.verdict for c in self.changes]
         return next((v for v in VERDICTS if v in found), "kept")
 
     @property
     def lost(self) -> bool:
-        """Whether the model says more than the file keeps."""
+        """Whether the file keeps less than the model declares."""
         return self.verdict in LOST
 
     @property
@@ -69,24 +74,24 @@ class Item(msgspec.Struct, frozen=True):
         return next((c for c in self.changes if c.verdict == self.verdict), None) if self.lost else None
 
 
-class Trial(msgspec.Struct, frozen=True):
-    """One run of the file, in a process of its own."""
+class RunAtSizes(msgspec.Struct, frozen=True):
+    """One trial run of the file, in a separate process."""
 
     sizes: dict[str, int]
     point: str
-    inside: bool | None  # of the contract; None where nobody knows
+    inside: bool | None  # inside the contract; None if unknown
     verdict: str
     detail: str = ""
-    about: tuple[str, ...] = ()  # the subjects of items that it tests
+    about: tuple[str, ...] = ()  # subjects of the items that it tests
 
     @property
     def ok(self) -> bool:
-        """As it should be."""
+        """Whether the verdict is as expected."""
         return self.verdict in FINE or (self.verdict == "refused" and self.inside is not True)
 
 
 class Audit:
-    """What became of a model's sizes. `clean` where nothing was lost; `check()` raises otherwise."""
+    """What happened to a model's sizes. `clean` if nothing was lost; `check()` raises otherwise."""
 
     def __init__(
         self,
@@ -94,7 +99,7 @@ class Audit:
         partitioner: str,
         stages: Sequence[Stage],
         items: Sequence[Item],
-        trials: Sequence[Trial],
+        trials: Sequence[RunAtSizes],
         notes: Sequence[str] = (),
         failure: str = "",
     ):
@@ -108,13 +113,13 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Nothing was lost, and every trial is as it should be."""
+        """Nothing was lost, and every trial run is as expected."""
         return not self.failure and not self.lost and all(t.ok for t in self.trials)
 
     def faults(self, allow: Collection[str] = ()) -> list[str]:
-        """A sentence for everything that was lost, but for verdicts that are allowed."""
+        """A sentence for every loss, except verdicts in `allow`."""
         if unknown := sorted({*allow} - {*LOST, *BAD}):
-            fail("audit", f"allow {unknown[0]!r}", f"is no loss (there are: {', '.join((*LOST, *BAD))})")
+            fail("audit", f"allow {unknown[0]!r}", f"is not a loss (there are: {', '.join((*LOST, *BAD))})")
         out = [self.failure] if self.failure else []
         lost = [i for i in self.lost if i.verdict not in allow]
         out += [f"{i.kind} {i.subject}: {i.verdict}, {_path(i, self.stages)}{_by(i)}" for i in lost]
@@ -127,11 +132,11 @@ class Audit:
             fail("audit", f"{self.model} by {self.partitioner}", "; ".join(faults))
 
     def to_dict(self) -> dict[str, Any]:
-        """As docs/audit.md describes it."""
+        """The audit as builtins; docs/guide/audit.md describes the keys."""
         items = []
         for i in self.items:
             at = i.lost_at
-            where = None if at is None else {"stage": at.stage, **msgspec.to_builtins(at.by or Place("", "", 0))}
+            where = None if at is None else {"stage": at.stage, **msgspec.to_builtins(at.by or CodeLocation("", "", 0))}
             items.append({**msgspec.to_builtins(i), "verdict": i.verdict, "lost": i.lost, "lost_at": where})
         trials = [{**msgspec.to_builtins(t), "ok": t.ok} for t in self.trials]
         head = {"version": VERSION, "model": self.model, "partitioner": self.partitioner, "clean": self.clean}
@@ -139,14 +144,14 @@ class Audit:
         return {**head, "stages": msgspec.to_builtins(self.stages), **rest}
 
     def to_json(self) -> str:
-        """The same as text."""
+        """`to_dict` as JSON text."""
         return msgspec.json.format(msgspec.json.encode(self.to_dict())).decode()
 
     def __str__(self) -> str:
         lost = len(self.lost)
         many = f"{lost} of {len(self.items)} lost" if lost else f"nothing lost of {len(self.items)}"
         if not any(s.kind == "export" for s in self.stages):
-            many += ", by the word of the file alone"
+            many += ", as recorded in the file"
         if self.failure:
             many += f", and no file: it failed after {self.stages[-1].name}"
         lines = [f"{self.model} by {self.partitioner}: {many}"]
@@ -164,12 +169,12 @@ class Audit:
 
 
 # ---------------------------------------------------------------- text
-def _sizes(t: Trial) -> str:
+def _sizes(t: RunAtSizes) -> str:
     return ", ".join(f"{k} = {v}" for k, v in t.sizes.items()) or "-"
 
 
 def _path(i: Item, stages: Sequence[Stage]) -> str:
-    """`1..256 > 2..256 in edge > 0..256 in .pte`; of an item that is kept, the forms that it had."""
+    """`1..256 > 2..256 in edge > 0..256 in .pte`; for an item that is kept, its different texts."""
     if i.changes:
         return " > ".join([i.changes[0].before, *(f"{c.after} in {c.stage}" for c in i.changes)])
     shown: list[str] = []
@@ -190,7 +195,7 @@ def _row(i: Item, stages: Sequence[Stage]) -> list[str]:
 
 
 def _details(audit: Audit) -> list[list[str]]:
-    """Under each lost item: who did it, at which line of the model, and what it means."""
+    """Lines below each lost item: the code responsible, the line of the model, and what it means."""
     out: list[list[str]] = [[]]
     for i in audit.items:
         lines = []
@@ -211,4 +216,4 @@ def _columns(rows: list[list[str]], below: list[list[str]] | None = None) -> lis
     return out
 
 
-__all__ = ["Audit", "Change", "Item", "KeepdimError", "Stage", "State", "Trial"]
+__all__ = ["Audit", "Change", "Item", "KeepdimError", "Stage", "State", "RunAtSizes"]

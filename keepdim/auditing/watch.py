@@ -1,85 +1,88 @@
-"""Watching a flow of export and lowering: a snapshot after every stage, and every decision about sizes with its place.
+"""Recording a flow of export and lowering: a snapshot after every stage, every decision about sizes and its location.
 
-Nothing is changed in what the flow does. Decisions are seen where torch makes them (its ShapeEnv), where programs get
-their ranges (any assignment of them), and before and after every pass; hooks of partitioners and backends are stages.
+The flow itself is not changed. Decisions are observed in torch's ShapeEnv, at every assignment of a program's range
+constraints, and before and after every pass; hooks of partitioners and backends are stages.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.infra.pass_base import PassBase
 
+from ..compat.executorch import around_preprocess
+from ..compat.watching import around_hook, around_passes, range_assignments, shape_decisions
 from ..fx.symbols import finite
-from ..lowering.foreign import around_preprocess
-from . import places, snapshot
-from .places import Place
-from .snapshot import Range, Snapshot
+from . import locations, snapshot
+from .locations import CodeLocation
+from .snapshot import OpenRange, Snapshot
 
 HOOKS = ("transform_for_pre_decomposition", "ops_to_not_decompose", "partition")
 
 
-class Stage(NamedTuple):
-    """A stage that is over, with what was known after it."""
+class StageRecord(NamedTuple):
+    """A completed stage, with the snapshot after it."""
 
     name: str
     kind: str  # declared | export | hook | edge | delegate | lowered | executorch | pte
-    hook: Place | None
+    hook: CodeLocation | None
     snapshot: Snapshot | None
 
 
-class Event(NamedTuple):
-    """A decision, in the stage that has this index."""
+class SizeDecision(NamedTuple):
+    """A decision, during the stage with this index."""
 
     stage: int
     kind: str  # replaced: a symbol; range: of a symbol; guard: new; assert: gone; planned: the sizes of an input
     subject: Any
     value: Any
-    by: Place
+    by: CodeLocation
 
 
 class Recorder:
-    """Stages and events in order of time."""
+    """Stages and events in chronological order."""
 
     def __init__(self) -> None:
-        self.stages: list[Stage] = []
-        self.events: list[Event] = []
-        self.ranges: dict[Any, Range] = {}  # as programs had them last
-        self.passes: list[str] = []  # that are running
+        self.stages: list[StageRecord] = []
+        self.events: list[SizeDecision] = []
+        self.ranges: dict[sympy.Expr, OpenRange] = {}  # as last assigned to a program
+        self.passes: list[str] = []  # currently running, innermost last
 
     # -- stages
-    def end(self, name: str, kind: str, hook: Place | None, found: Snapshot | None) -> None:
-        """A stage is over. A hook that is called again and changes nothing is no new stage."""
+    def end(self, name: str, kind: str, hook: CodeLocation | None, found: Snapshot | None) -> None:
+        """Record the end of a stage. A hook that is called again and changes nothing is not a new stage."""
         again = sum(s.name.partition(" #")[0] == name for s in self.stages)
-        idle = self.stages and found == self.stages[-1].snapshot and not self._since()
+        idle = self.stages and found == self.stages[-1].snapshot and not self._events_since()
         if again and idle and kind != "delegate":
             return
-        self.stages.append(Stage(f"{name} #{again + 1}" if again else name, kind, hook, found))
+        self.stages.append(StageRecord(f"{name} #{again + 1}" if again else name, kind, hook, found))
 
-    def settle(self, name: str, kind: str, hook: Place, ep: ExportedProgram) -> None:
-        """What happened before a hook belongs to whoever calls it."""
+    def end_before_hook(self, name: str, kind: str, hook: CodeLocation, ep: ExportedProgram) -> None:
+        """End the stage of a hook's caller, which owns whatever changed before the hook."""
         found = snapshot.of_program(ep)
-        if not any(s.name == name for s in self.stages) or self._since() or found != self.stages[-1].snapshot:
+        if not any(s.name == name for s in self.stages) or self._events_since() or found != self.stages[-1].snapshot:
             self.end(name, kind, hook, found)
 
-    def _since(self) -> bool:
+    def _events_since(self) -> bool:
         return any(e.stage == len(self.stages) for e in self.events)
 
-    def note(self, kind: str, subject: Any, value: Any, by: Place | None = None) -> None:
-        """A decision is made."""
+    def note(self, kind: str, subject: Any, value: Any, by: CodeLocation | None = None) -> None:
+        """Record a decision."""
         at = len(self.stages)
         tracing = not any(s.kind == "export" for s in self.stages)
-        self.events.append(Event(at, kind, subject, value, by or places.of_caller(tracing, *self.passes[-1:])))
+        self.events.append(
+            SizeDecision(at, kind, subject, value, by or locations.of_caller(tracing, *self.passes[-1:]))
+        )
 
     def blamed(self) -> str:
-        """Lines of the model at which a size became a number while it was traced; if none did, a guard."""
+        """Lines of the model that made a size static during tracing; if there are none, lines that added a guard."""
         for kind in ("replaced", "guard"):
             at = [e.by.user_line for e in self.events if e.kind == kind and (kind == "guard" or e.value.is_Integer)]
             if lines := list(dict.fromkeys(line for line in at if line)):
@@ -89,29 +92,29 @@ class Recorder:
     # -- watching
     @contextlib.contextmanager
     def watching(self, partitioners: Sequence[type[Partitioner]] = ()) -> Iterator[None]:
-        """While it lasts, decisions and hooks are recorded."""
+        """Record decisions and hooks within this context."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._shape_env())
-            stack.enter_context(self._program_ranges())
-            stack.enter_context(_patched(PassBase, "__call__", self._pass))
+            stack.enter_context(shape_decisions(self._decided))
+            stack.enter_context(range_assignments(self._assigned))
+            stack.enter_context(around_passes(self._pass))
             stack.enter_context(around_preprocess(self._preprocess))
             for cls in partitioners:
                 for name in HOOKS:
-                    if getattr(cls, name) is not getattr(Partitioner, name):  # its own
-                        stack.enter_context(_patched(cls, name, self._hook))
+                    if getattr(cls, name) is not getattr(Partitioner, name):  # overridden
+                        stack.enter_context(around_hook(cls, name, self._hook))
             yield
 
     def _hook(self, original: Any) -> Any:
-        name, at = original.__name__, places.of_function(original)
+        name, at = original.__name__, locations.of_function(original)
 
         @wraps(original)
         def hook(partitioner: Partitioner, program: ExportedProgram) -> Any:
             if name == "partition":
-                self.settle("edge", "edge", _caller("_generate_edge_program"), program)
+                self.end_before_hook("edge", "edge", _caller("_generate_edge_program"), program)
             elif any(s.name.endswith(".partition") for s in self.stages):
-                self.settle("lowered", "lowered", _caller("to_edge_transform_and_lower"), program)
+                self.end_before_hook("lowered", "lowered", _caller("to_edge_transform_and_lower"), program)
             elif any(s.kind == "hook" for s in self.stages):
-                self.settle("decompositions", "edge", _caller("_gen_edge_manager_for_partitioners"), program)
+                self.end_before_hook("decompositions", "edge", _caller("_gen_edge_manager_for_partitioners"), program)
             result = original(partitioner, program)
             after = result.tagged_exported_program if name == "partition" else program
             after = result if isinstance(result, ExportedProgram) else after
@@ -122,64 +125,20 @@ class Recorder:
 
     @contextlib.contextmanager
     def _preprocess(self, backend: Any, program: ExportedProgram) -> Iterator[None]:
-        at = places.of_function(backend.preprocess)
+        at = locations.of_function(backend.preprocess)
         yield
         self.end(f"{backend.__name__}.preprocess", "delegate", at, snapshot.of_program(program, delegate=True))
 
-    @contextlib.contextmanager
-    def _shape_env(self) -> Iterator[None]:
-        def replaced(original: Any) -> Any:
-            def _set_replacement(env: ShapeEnv, a: Any, tgt: Any, msg: str) -> None:
-                before = env.replacements.get(a)
-                original(env, a, tgt, msg)
-                if (after := env.replacements.get(a)) != before:
-                    self.note("replaced", a, after)
+    def _decided(self, kind: str, subject: Any, value: Any) -> None:
+        self.note(kind, subject, (finite(value.lower), finite(value.upper)) if kind == "range" else value)
 
-            return _set_replacement
-
-        def narrowed(original: Any) -> Any:
-            def _update_var_to_range(env: ShapeEnv, symbol: Any, *args: Any, **kwargs: Any) -> None:
-                before = env.var_to_range.get(symbol)
-                original(env, symbol, *args, **kwargs)
-                after = env.var_to_range[symbol]
-                if before is not None and after != before:
-                    self.note("range", symbol, (finite(after.lower), finite(after.upper)))
-
-            return _update_var_to_range
-
-        def guarded(original: Any) -> Any:
-            def _log_guard(env: ShapeEnv, prefix: str, g: Any, forcing_spec: bool) -> None:
-                if "suppressed" not in prefix:
-                    self.note("guard", g, None)
-                original(env, prefix, g, forcing_spec)
-
-            return _log_guard
-
-        with (
-            _patched(ShapeEnv, "_set_replacement", replaced),
-            _patched(ShapeEnv, "_update_var_to_range", narrowed),
-            _patched(ShapeEnv, "_log_guard", guarded),
-        ):
-            yield
-
-    @contextlib.contextmanager
-    def _program_ranges(self) -> Iterator[None]:
-        """Every assignment of a program's ranges, in its constructor or later."""
-        key = "_range_constraints"
-
-        def assign(ep: ExportedProgram, ranges: Any) -> None:
-            ep.__dict__[key] = ranges
-            for symbol, vr in ranges.items():
-                now = (finite(vr.lower), finite(vr.upper))
-                if self.ranges.get(symbol, now) != now:
-                    self.note("range", symbol, now)
-                self.ranges[symbol] = now
-
-        ExportedProgram._range_constraints = property(lambda ep: ep.__dict__[key], assign)
-        try:
-            yield
-        finally:
-            del ExportedProgram._range_constraints
+    def _assigned(self, ranges: Any) -> None:
+        """Range constraints are assigned to a program."""
+        for symbol, vr in ranges.items():
+            now = (finite(vr.lower), finite(vr.upper))
+            if self.ranges.get(symbol, now) != now:
+                self.note("range", symbol, now)
+            self.ranges[symbol] = now
 
     def _pass(self, original: Any) -> Any:
         @wraps(original)
@@ -191,7 +150,7 @@ class Recorder:
             finally:
                 self.passes.pop()
             if result is not None:
-                at = places.of_function(type(self_).call)
+                at = locations.of_function(type(self_).call)
                 left, now = _graph_facts(result.graph_module)
                 for gone in asserts - left:
                     self.note("assert", gone, None, at)
@@ -204,28 +163,13 @@ class Recorder:
 
 
 def _graph_facts(gm: Any) -> tuple[frozenset[str], dict[str, tuple[int, ...]]]:
-    """What a pass may change that is no decision of a ShapeEnv."""
+    """What a pass may change without the ShapeEnv: asserts and planned sizes."""
     if not isinstance(gm, torch.fx.GraphModule):
         return frozenset(), {}
-    return frozenset(map(snapshot.known_as, snapshot.asserts_of(gm))), snapshot.planned(gm)
+    return frozenset(map(snapshot.assert_text, snapshot.asserts_of(gm))), snapshot.planned(gm)
 
 
-def _caller(name: str) -> Place:
+def _caller(name: str) -> CodeLocation:
     from executorch.exir.program import _program
 
-    return places.of_function(getattr(_program, name))
-
-
-@contextlib.contextmanager
-def _patched(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """An attribute of a class, wrapped for a while."""
-    own = name in vars(owner)
-    original = getattr(owner, name)
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
+    return locations.of_function(getattr(_program, name))

@@ -1,5 +1,6 @@
-"""The command line: `keepdim lower | run | inspect | audit | refine | tune | generate | embed`.
+"""The command line: `keepdim demo | lower | run | inspect | audit | refine | tune | embed | generate | completion`.
 
-Owns the arguments, the syntax of inputs and factories, and what is printed. Takes words; gives exit codes. No other
-room prints.
+Owns the arguments (`arguments`), the syntax of inputs and factories, printing, and a module for each command in
+`commands`. Takes arguments; returns exit codes: 0, 1 if the command failed, 2 if the arguments are wrong. Arguments are
+parsed and checked before anything heavy is imported. No other package prints.
 """

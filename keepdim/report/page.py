@@ -1,7 +1,7 @@
-"""Pages: a file, a run or an audit as one HTML file that needs nothing else, no network either.
+"""Pages: a file, a run or an audit as one self-contained HTML file.
 
-Here the data of a page is gathered, with every shape a row of one Dim table over the page's symbols; templates, styles
-and scripts are in `assets/` and are written into the file.
+This module gathers the data of a page, with all shapes as rows of one Dim table over the page's symbols; templates,
+styles and scripts are in `assets/` and are inlined into the file.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import msgspec
 from ..artifact import pte
 from ..artifact.outline import OUTLINE_METHOD, Body, Outline, Step
 from ..artifact.signature import Signature
+from ..cache import model_name
 from ..errors import fail
 from ..ir import cost
 from ..ir.program import NONE, Attr, Node, Program
 from ..profile import Profile
-from ..shapes.contract import BLOCKS, DTYPE_BYTES, Constraint, Contract, Spec, Symbol, Table
+from ..shapes.contract import BLOCKS, DTYPE_BYTES, Constraint, Contract, DimTable, Spec, Symbol
 from ..shapes.dim import Dim, range_text
+
+Json = dict[str, Any]  # an object of the page's data
 
 SCRIPTS = ("dims.js", "model.js", "layout.js", "draw.js", "sizes.js", "graph.js", "run.js", "audit.js", "page.js")
 ENGINES = {"KeepdimGgml": "keepdim's ggml engine", "KeepdimMlx": "keepdim's MLX engine"}
@@ -30,18 +33,19 @@ ENGINES = {"KeepdimGgml": "keepdim's ggml engine", "KeepdimMlx": "keepdim's MLX 
 
 # ---------------------------------------------------------------- pages
 def file_page(path: Path, run: Profile | None = None) -> str:
-    """The page of a .pte; with the profile of a run of it, that too."""
-    return _html(path.name, {"file": file_data(path), "run": run})
+    """The page of a .pte, optionally with the profile of a run."""
+    return _html(model_name(path), {"file": file_data(path), "run": run})
 
 
-def audit_page(audit: Mapping[str, Any]) -> str:
-    """The page of an audit, from what `keepdim audit --json` prints."""
-    return _html(Path(str(audit["model"])).name, {"audit": audit})
+def audit_page(audit: Json) -> str:
+    """The page of an audit, from the output of `keepdim audit --json`."""
+    model = Path(str(audit["model"]))
+    return _html(model_name(model) if model.suffix in (".pte", ".pt2") else model.name, {"audit": audit})
 
 
-def _html(title: str, data: Mapping[str, Any]) -> str:
+def _html(title: str, data: Json) -> str:
     folder = files(__package__) / "assets"
-    # Inside a script element only "</" and "<!--" end or change it; in JSON "<" can always be written so.
+    # "</" and "<!--" would end or change the script element; in JSON "<" can always be escaped.
     body = msgspec.json.encode({"title": title, **data}).decode().replace("<", "\\u003c")
     parts = {
         "style": (folder / "style.css").read_text(),
@@ -56,8 +60,8 @@ def _html(title: str, data: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------- the data of a file
-def file_data(path: Path) -> dict[str, Any]:
-    """What the page of a .pte shows."""
+def file_data(path: Path) -> Json:
+    """The data of the page of a .pte."""
     signature = Signature.from_json(pte.contract_text(path))
     text = pte.contract_text(path, OUTLINE_METHOD) if pte.has_method(path, OUTLINE_METHOD) else None
     delegates = [d for d in pte.delegates(path) if d.method == "forward"]
@@ -79,14 +83,14 @@ def file_data(path: Path) -> dict[str, Any]:
 
 
 def contract_sentences(c: Contract) -> list[str]:
-    """The contract in words."""
+    """The contract as sentences."""
     out = []
     for s in c.symbols:
         given = "value" if s.source.kind != "size" else "size"
-        out.append(f"{s.name} may be any {given} {_span(s)} ({_place(c, s)}).")
+        out.append(f"{s.name} may be any {given} {_span(s)} ({_source_text(c, s)}).")
     out += [f"{i.name} is {_noun(i)}." for i in c.inputs]
     out += [f"A call is refused unless {k}{_why(k)}." for k in c.constraints]
-    out += [f"{s.name} is decided by data, {_span(s)} ({_place(c, s)})." for s in c.data]
+    out += [f"{s.name} is decided by data, {_span(s)} ({_source_text(c, s)})." for s in c.data]
     out += [f"The result {o.name} is {_noun(o)}." for o in c.outputs]
     out += [f"It always holds that {k}{_why(k)}." for k in c.ensures]
     return out
@@ -98,11 +102,10 @@ def _span(s: Symbol) -> str:
     return f"in {range_text(s.lo, s.hi)}"
 
 
-def _place(c: Contract, s: Symbol) -> str:
+def _source_text(c: Contract, s: Symbol) -> str:
     spec = (c.outputs if s in c.data else c.inputs)[s.source.input]
     what = {"size": f"dim {s.source.index} of ", "int": "", "item": f"element {s.source.index} of "}[s.source.kind]
-    form = s.source.mul * s.dim + s.source.add
-    return f"{what}{spec.name}" if form == s.dim else f"{what}{spec.name} is {form}"
+    return f"{what}{spec.name}" if s.source_dim == s.dim else f"{what}{spec.name} is {s.source_dim}"
 
 
 def _noun(s: Spec) -> str:
@@ -114,8 +117,8 @@ def _noun(s: Spec) -> str:
 
 
 def _reason(why: str) -> str:
-    """Why something is not delegated, for somebody who has not read the code."""
-    return "keepdim's engine has no such operation" if why.startswith("no row for ") else why
+    """Why something is not delegated, for readers of the page."""
+    return "keepdim's engine has no such operation" if why.startswith("no lowering rule for ") else why
 
 
 def _why(k: Constraint) -> str:
@@ -123,32 +126,32 @@ def _why(k: Constraint) -> str:
 
 
 class _Page:
-    """Values, nodes and Dims of all delegates and of what is between them, in one numbering."""
+    """Values, nodes and Dims of all delegates and of the steps between them, in one numbering."""
 
     def __init__(self, contract: Contract, delegates: Sequence[pte.Delegate]):
         self.contract, self.delegates = contract, delegates
-        self.symbols: dict[str, dict[str, Any]] = {}
+        self.symbols: dict[str, Json] = {}
         for s in (*contract.symbols, *contract.data):
             data = s in contract.data
-            self._symbol(s.name, s.lo, s.hi, _place(contract, s), "data" if data else s.source.kind)
-        self.values: list[dict[str, Any]] = []
-        self.nodes: list[dict[str, Any]] = []
-        self.used: list[Dim] = []  # in the order of their first use; rows of the table when all symbols are known
+            self._symbol(s.name, s.lo, s.hi, _source_text(contract, s), "data" if data else s.source.kind)
+        self.values: list[Json] = []
+        self.nodes: list[Json] = []
+        self.used: list[Dim] = []  # in order of first use; become rows of the table once all symbols are known
         self.ids: dict[Dim, int] = {}
         self.top: list[int] = []
         self.dims_of: dict[int, tuple[Dim, ...]] = {}
         self.inputs = [self.value(s.name, s.dtype, s.dims, "input") for s in contract.inputs]
         self.results: list[int] = []
-        self.written: list[tuple[int, str]] = []  # values that ExecuTorch keeps for the next call, and as what
+        self.written: list[tuple[int, str]] = []  # values that ExecuTorch keeps for the next call, and their names
 
-    # -- pieces
+    # -- parts
     def _symbol(self, name: str, lo: int | None, hi: int | None, place: str, kind: str) -> Dim:
         self.symbols.setdefault(name, {"name": name, "lo": lo, "hi": hi, "place": place, "kind": kind})
         known = self.symbols[name]
         return Dim.symbol(name, known["lo"], known["hi"])
 
     def dim(self, d: Dim) -> int:
-        """Its number on the page."""
+        """The id of a Dim on the page."""
         if d not in self.ids:
             self.ids[d] = len(self.used)
             self.used.append(d)
@@ -167,7 +170,7 @@ class _Page:
 
     # -- a method that is one delegate, or a file without an outline
     def plain(self, calls: Sequence[str]) -> None:
-        """The delegates one behind the other, each on the method's own inputs where it has as many."""
+        """The delegates one after the other, each on the method's inputs if their number is the same."""
         for i, d in enumerate(self.delegates):
             same = d.program is not None and len(d.program.contract.inputs) == len(self.inputs)
             given = self.inputs if same else []
@@ -183,7 +186,7 @@ class _Page:
 
     # -- a method with steps between delegates
     def outline(self, o: Outline, mutated: int) -> None:
-        """The steps in order; sizes of data get the contract's names where a result shows them."""
+        """The steps in order; data-dependent sizes get the contract's names if a result has them."""
         shapes = {s.name: s.dims for step in _walk(o.steps) for s in step.outs}
         if len(o.results) < len(self.contract.outputs):
             fail("load", "outline", f"has {len(o.results)} results, and the contract {len(self.contract.outputs)}",
@@ -215,7 +218,7 @@ class _Page:
         ins = [i for i in given if i != NONE]
         at = self.node(op=s.op, ins=ins, outs=outs, path=s.module, why=_reason(s.why))
 
-        def region(b: Body) -> dict[str, Any]:
+        def region(b: Body) -> Json:
             inner = dict(scope)
             nodes = [self._step(t, inner, rename, delegates) for t in b.steps]
             return {"nodes": nodes, "results": [inner[r] for r in b.results if r in inner]}
@@ -237,9 +240,9 @@ class _Page:
                     self.values[old]["same"] = new
         return at
 
-    # -- the end
-    def where(self) -> dict[str, Any]:
-        """What runs where, in sentences, and what is not delegated."""
+    # -- result
+    def where(self) -> Json:
+        """A summary of what runs where, and the nodes that are not delegated."""
         outside = [i for i, n in enumerate(self.nodes) if "why" in n]
         inside = sum(1 for n in self.nodes if n.get("inside"))
         engines = Counter(n["engine"] for n in self.nodes if n["op"] == "delegate")
@@ -254,10 +257,10 @@ class _Page:
             text = "Nothing is delegated."
         return {"text": text, "outside": outside}
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> Json:
         """Symbols, the table, texts of the Dims, values, nodes."""
         requires = [(self.dim(k.lhs), k.cmp, self.dim(k.rhs), str(k)) for k in self.contract.constraints]
-        table = Table(self.symbols)
+        table = DimTable(self.symbols)
         return {
             "symbols": list(self.symbols.values()),
             "rows": [table.id(d) for d in self.used],
@@ -275,7 +278,7 @@ class _Page:
 
 
 class _Delegate:
-    """One delegate's Program on the page: its symbols in terms of the page's, by the shapes of what it is given."""
+    """One delegate's Program on the page: its symbols as expressions of the page's, from the shapes of its inputs."""
 
     def __init__(self, page: _Page, p: Program, given: Sequence[int]):
         self.page, self.p = page, p
@@ -296,9 +299,7 @@ class _Delegate:
         src = s.source
         at = given[src.input] if src.input < len(given) else NONE
         if src.kind == "size" and at != NONE and src.index < len(self.page.dims_of[at]):
-            rest = self.page.dims_of[at][src.index] - src.add.substitute(self.known)
-            mul = src.mul.substitute(self.known)
-            return rest if mul == 1 else rest // mul
+            return s.solve(self.page.dims_of[at][src.index], lambda d: d.substitute(self.known))
         return self.page._symbol(s.name, s.lo, s.hi, f"of {self.p.contract.inputs[src.input].name}", "data")
 
     def dims(self, dims: Iterable[Dim]) -> list[Dim]:
@@ -310,23 +311,23 @@ class _Delegate:
         return self.seen[d]
 
     def path(self, name: str) -> str:
-        """Of a value; one that a pass made has the name of another with something behind it."""
+        """The module path of a value; one made by a pass has the name of another with a suffix."""
         return self.paths.get(name) or self.paths.get(name.rpartition(".")[0], "")
 
-    def add(self, index: int) -> dict[str, Any]:
+    def add(self, index: int) -> Json:
         results = [self.ids[r] for r in self.p.results]
         return {"nodes": [self._node(n, index) for n in self.p.nodes], "results": results}
 
     def _node(self, n: Node, index: int) -> int:
         attrs = {k: v for k, v in n.attrs.items() if k != "when"}
-        row: dict[str, Any] = {
+        row: Json = {
             "op": n.op,
             "ins": [self.ids[i] for i in n.ins if i != NONE],
             "outs": [self.ids[i] for i in n.outs],
             "path": self.path(self.p.value(n.outs[0]).name) if n.outs else "",
             "text": "; ".join(f"{k} = {self._text(v)}" for k, v in sorted(attrs.items())),
             "flops": self.page.dim(self.dim(cost.flops(self.p, n))),
-            "moved": self.page.dim(self.dim(cost.moved(self.p, n))),
+            "moved": self.page.dim(self.dim(cost.bytes_moved(self.p, n))),
             "view": n.op in cost.VIEWS,
             "inside": True,
             "in": index,
@@ -351,7 +352,7 @@ class _Delegate:
 
 
 def _conditions(when: Dim) -> tuple[str, str]:
-    """Where `when` is not negative, and where it is, with a lone symbol on the left.
+    """The conditions `when` >= 0 and `when` < 0, with a single symbol on the left.
 
     >>> s = Dim.symbol("s", 1, 2048)
     >>> _conditions(110 - s), _conditions(2 * s - 7), _conditions(s * s - 4)

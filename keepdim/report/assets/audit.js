@@ -34,28 +34,26 @@ function fitted(make) {
   return place;
 }
 
-// Stages go from left to right, and from top to bottom where there is no room for that.
+// Stages go from left to right, items from top to bottom. Where there is little room, an item's name is above its line.
 function auditMap(audit, width) {
-  const { stages, items } = audit, tall = width < 700;
-  const left = tall ? 128 : 210, top = tall ? 120 : 118, edge = tall ? 60 : 130, row = tall ? 46 : 54;
-  const along = tall ? items.length : stages.length, down = tall ? stages.length : items.length;
-  const step = Math.max(tall ? 46 : 40, Math.min(120, (width - left - edge) / Math.max(1, along - 1)));
-  const w = left + (along - 1) * step + edge, h = top + down * row + 10;
-  const spot = (i, k) => (tall ? [left + 24 + i * step, top + 22 + k * row] : [left + 30 + k * step, top + 22 + i * row]);
+  const { stages, items } = audit, narrow = width < 700;
+  const left = narrow ? 16 : 240, edge = narrow ? 30 : 130, row = narrow ? 86 : 54, top = 118, lead = narrow ? 64 : 22;
+  const step = Math.max(narrow ? 14 : 40, Math.min(120, (width - left - edge) / Math.max(1, stages.length - 1)));
+  const w = Math.max(narrow ? width : 0, left + (stages.length - 1) * step + edge), h = top + items.length * row + 10;
+  const spot = (i, k) => [left + k * step, top + lead + i * row];
   const text = ([x, y], s, attrs) => { const t = svg("text", { x, y, ...attrs }); t.textContent = s; return t; };
-  const slanted = ([x], s, attrs) => text([0, 0], s, { ...attrs, transform: `translate(${x - 2} ${top - 16}) rotate(-38)` });
+  const slanted = ([x], s, attrs) => text([0, 0], s, { ...attrs, transform: `translate(${x - 2} ${top - 16}) rotate(${narrow ? -65 : -38})` });
   const title = (node, s) => { const t = svg("title"); t.textContent = s; node.append(t); return node; };
   const line = ([x1, y1], [x2, y2], cls) => svg("line", { x1, y1, x2, y2, class: cls });
+  // A value is over its dot, but at the edges of the page inside of it.
+  const anchor = (x) => (narrow && x < 50 ? "start" : narrow && x > w - 50 ? "end" : "middle");
   const out = stages.map((s, k) => {
-    const name = clipText(stageName(s.name), tall ? 17 : 22), cls = `stage ${s.kind}`;
-    const label = tall ? text([4, spot(0, k)[1] + 4], name, { class: cls }) : slanted(spot(0, k), name, { class: cls });
-    const from = spot(0, k), to = spot(items.length - 1, k);
-    return svg("g", {}, line(from, to, "stage-line"), title(label, s.hook ? `${s.name}: ${s.hook.function}, ${s.hook.file}:${s.hook.line}` : s.name));
+    const label = slanted(spot(0, k), clipText(stageName(s.name), narrow ? 15 : 22), { class: `stage ${s.kind}` });
+    return svg("g", {}, line(spot(0, k), spot(items.length - 1, k), "stage-line"), title(label, s.hook ? `${s.name}: ${s.hook.function}, ${s.hook.file}:${s.hook.line}` : s.name));
   });
   items.forEach((item, i) => {
-    const group = svg("g", { class: "item" }), subject = `subject ${item.lost ? "broken" : ""}`, [, y] = spot(i, 0);
-    if (tall) group.append(slanted(spot(i, 0), clipMiddle(item.subject, 20), { class: subject }));
-    else group.append(text([8, y - 2], clipMiddle(item.subject, 26), { class: subject }), text([8, y + 14], item.where || item.kind, { class: "place" }));
+    const group = svg("g", { class: "item" }), [, y] = spot(i, 0), over = narrow ? y - 42 : y - 2, most = narrow ? Math.floor(width / 8.5) : 26;
+    group.append(text([8, over], clipMiddle(item.subject, most), { class: `subject ${item.lost ? "broken" : ""}` }), text([8, over + 16], clipText(item.where || item.kind, narrow ? most : 30), { class: "place" }));
     const seen = item.states.map((s, k) => ({ s, k })).filter(({ s }) => s);
     seen.slice(1).forEach(({ s, k }, n) => group.append(line(spot(i, seen[n].k), spot(i, k), `way ${tone(s)}${k > seen[n].k + 1 ? " unseen" : ""}`)));
     let before = null;
@@ -65,7 +63,7 @@ function auditMap(audit, width) {
       const breaks = !FINE.has(s.verdict) && (!before || FINE.has(before.verdict) || before.text !== s.text);
       group.append(title(svg("circle", { cx, cy, r: breaks ? 9 : 6, class: `dot ${tone(s)}` }), `${stages[k].name}: ${s.text} (${s.verdict})`));
       if (breaks) group.append(text([cx, cy + 4], "×", { class: "cross" }));
-      if (!before || before.text !== s.text) group.append(text([cx, cy - 13], clipText(s.text, tall ? 7 : 15), { class: `value ${tone(s)}` }));
+      if ((!before || before.text !== s.text) && s.text !== item.subject) group.append(text([anchor(cx) === "start" ? cx - 8 : anchor(cx) === "end" ? cx + 8 : cx, cy - 13], clipText(s.text, 15), { class: `value ${tone(s)}`, style: `text-anchor: ${anchor(cx)}` }));
       before = s;
     });
     if (item.lost) group.addEventListener("click", () => document.getElementById(`item-${i}`).scrollIntoView({ behavior: "smooth", block: "center" }));

@@ -1,4 +1,24 @@
-// The section of a run: what its calls took, plans built and reused, memory over time, time by operation.
+// The section of a run: what its calls took, plans built and reused, memory over time, time by operation. Times are
+// medians over the calls in which something ran, so that one slow call does not decide.
+const median = (values) => {
+  const sorted = [...values].sort((a, b) => a - b), m = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[m] : (sorted[m - 1] + sorted[m]) / 2;
+};
+
+// What was measured under one key, call by call.
+class Measured {
+  constructor() { Object.assign(this, { ns: new Map(), count: new Map() }); }
+
+  add(call, ns) {
+    this.ns.set(call, (this.ns.get(call) || 0) + ns);
+    this.count.set(call, (this.count.get(call) || 0) + 1);
+  }
+
+  get time() { return median(this.ns.values()); }
+
+  get times() { return median(this.count.values()); }
+}
+
 class RunView {
   constructor(run, model) {
     Object.assign(this, { run, model, by: "operation", call: -1 });
@@ -24,24 +44,24 @@ class RunView {
   update() {
     const calls = this.call < 0 ? this.run.calls : [this.run.calls[this.call]];
     const rows = new Map(), heat = new Map();
-    let whole = 0;
+    const at = (map, key) => map.get(key) || map.set(key, new Measured()).get(key);
     for (const c of calls) {
       const outside = this.model.nodes.filter((n) => n.why);
       for (const e of c.events) {
         const id = this.node(e, outside), n = this.model.nodes[id];
         const key = this.by === "module" ? n?.path || "(the model itself)" : this.by === "value" ? `${e.op} ${e.value}` : e.op;
-        const row = rows.get(key) || { key, ns: 0, times: 0, id, outside: e.delegate < 0 };
-        row.ns += e.ns;
-        row.times += 1;
-        rows.set(key, row);
-        whole += e.ns;
-        if (id !== undefined) heat.set(id, (heat.get(id) || 0) + e.ns);
+        const row = at(rows, key);
+        row.add(c, e.ns);
+        row.about ??= { key, id, outside: e.delegate < 0 };
+        if (id !== undefined) at(heat, id).add(c, e.ns);
       }
     }
-    for (const [id, ns] of heat) heat.set(id, ns / whole);
-    this.view.canvas.heat = heat;
+    const sum = (list) => list.reduce((a, b) => a + b, 0) || 1;
+    const nodes = [...heat].map(([id, m]) => [id, m.time]), heated = sum(nodes.map(([, ns]) => ns));
+    this.view.canvas.heat = new Map(nodes.map(([id, ns]) => [id, ns / heated]));
     this.view.canvas.draw();
-    this.body.replaceChildren(this.tiles(), this.calls(), this.memory(), this.operations([...rows.values()].sort((a, b) => b.ns - a.ns), whole));
+    const found = [...rows.values()].map((m) => ({ ...m.about, ns: m.time, times: m.times })).sort((a, b) => b.ns - a.ns);
+    this.body.replaceChildren(this.tiles(), this.calls(), this.memory(), this.operations(found, sum(found.map((r) => r.ns))));
   }
 
   tiles() {
@@ -50,7 +70,7 @@ class RunView {
     const built = sum((c) => c.built);
     return el("div", { class: "tiles" },
       tile("calls", String(calls.length)),
-      tile("fastest", timeText(Math.min(...calls.map((c) => c.ns)))),
+      tile("median call", timeText(median(calls.map((c) => c.ns))), `fastest ${timeText(Math.min(...calls.map((c) => c.ns)))}`),
       tile("plans built", String(built), built ? `${timeText(sum((c) => c.build_ns) / built)} each` : ""),
       tile("plans reused", String(sum((c) => c.reused))),
       tile("working memory", bytesText(Math.max(...calls.map((c) => c.memory.arena_bytes))), "at its peak"));
@@ -94,7 +114,7 @@ class RunView {
   operations(rows, whole) {
     const choice = (by, text) => el("button", { type: "button", class: this.by === by ? "on" : "", onclick: () => { this.by = by; this.update(); } }, text);
     const most = rows[0]?.ns || 1;
-    return el("div", { class: "panel" }, el("h2", {}, "Time by operation"),
+    return el("div", { class: "panel" }, el("h2", {}, "Time by operation"), el("p", { class: "soft small" }, "Medians over the calls."),
       el("div", { class: "choice" }, choice("operation", "by kind"), choice("module", "by module"), choice("value", "each")),
       el("table", { class: "ops" }, el("tbody", {}, rows.slice(0, 60).map((r) => el("tr", {},
         el("td", {}, el("button", { type: "button", class: "plain", onclick: () => { if (r.id !== undefined) this.view.show(r.id); } }, r.key), r.outside ? el("span", { class: "tag out" }, "ExecuTorch") : null),

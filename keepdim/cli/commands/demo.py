@@ -1,20 +1,24 @@
-"""The main job in small: lower a gated-SiLU MLP block once, save it, load it, run it at a dozen sizes."""
+"""`keepdim demo`: lower a gated-SiLU MLP block once, save it, load it, run it at a dozen sizes."""
 
 from __future__ import annotations
 
+import argparse
 import functools
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
-from ..module import Module, load, lower
+from ...module import Module, load, lower
+from ..output import print_json
 
 SIZES = ((1, 1), (1, 17), (3, 5), (8, 128), (1, 17), (2, 256), (8, 256), (5, 31), (1, 1), (3, 5), (4, 64), (8, 256))
 
@@ -44,8 +48,8 @@ def best_of(f: Callable[[], Any], repeats: int = 20) -> float:
     return min(times)
 
 
-def run(out: TextIO) -> float:
-    """Print the table and the contract; the largest error is returned."""
+def run(args: argparse.Namespace) -> int:
+    """Print the table and the contract."""
     torch.manual_seed(0)
     model = GatedMlp().eval().requires_grad_(False)
     start = time.perf_counter()
@@ -55,21 +59,42 @@ def run(out: TextIO) -> float:
         path = Path(folder) / "gated_mlp.pte"
         lowered.save(path)
         took = time.perf_counter() - start
-        out.write(f"lowered in {took:.1f} s into a file of {path.stat().st_size / 2**20:.1f} MiB\n\n")
-        return _table(model, load(path), out)
+        size, module = path.stat().st_size, load(path)
+        if args.json:
+            contract = msgspec.Raw(module.contract.to_json())
+            calls = [c._asdict() for c in _calls(model, module)]
+            print_json({"lower_seconds": took, "bytes": size, "contract": contract, "calls": calls})
+        else:
+            sys.stdout.write(f"lowered in {took:.1f} s into a file of {size / 2**20:.1f} MiB\n\n")
+            _print_table(_calls(model, module))
+            sys.stdout.write(f"\nthe contract stored in the file:\n{module.contract}\n")
+    return 0
 
 
-def _table(model: nn.Module, module: Module, out: TextIO) -> float:
-    out.write(f"{'batch x length':>14} {'max error':>10} {'ours':>9} {'eager':>9} {'ratio':>6}  plan\n")
-    worst = 0.0
+class Call(NamedTuple):
+    """A size at which both models ran."""
+
+    batch: int
+    length: int
+    max_error: float
+    seconds: float
+    eager_seconds: float
+    built: bool  # whether a plan was built, not reused
+
+
+def _calls(model: nn.Module, module: Module) -> Iterator[Call]:
     for batch, length in SIZES:
         x = torch.randn(batch, length, 256)
         before = sum(c["built"] for c in module.counters())
         error = float((module(x) - model(x)).abs().max())
         built = sum(c["built"] for c in module.counters()) - before
         ours, eager = best_of(functools.partial(module, x)), best_of(functools.partial(model, x))
-        times = f"{ours * 1e6:>6.0f} us {eager * 1e6:>6.0f} us {eager / ours:>5.2f}x"
-        out.write(f"{batch:>6} x {length:<5} {error:>10.1e} {times}  {'built' if built else 'reused'}\n")
-        worst = max(worst, error)
-    out.write(f"\nthe contract, as it stands in the file:\n{module.contract}\n")
-    return worst
+        yield Call(batch, length, error, ours, eager, bool(built))
+
+
+def _print_table(calls: Iterable[Call]) -> None:
+    out = sys.stdout
+    out.write(f"{'batch x length':>14} {'max error':>10} {'ours':>9} {'eager':>9} {'ratio':>6}  plan\n")
+    for c in calls:
+        times = f"{c.seconds * 1e6:>6.0f} us {c.eager_seconds * 1e6:>6.0f} us {c.eager_seconds / c.seconds:>5.2f}x"
+        out.write(f"{c.batch:>6} x {c.length:<5} {c.max_error:>10.1e} {times}  {'built' if c.built else 'reused'}\n")
