@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser
 from hypothesis import settings
 
 from keepdim import _native
+from support.browser import CHROMIUM, Browser
+from support.patch_summary import pytest_terminal_summary as pytest_terminal_summary  # noqa: PLC0414 - a hook
 
 settings.register_profile("same", derandomize=True, deadline=None)  # every run draws the same examples
 settings.load_profile("same")
@@ -63,6 +64,6 @@ def golden():
 def pytest_generate_tests(metafunc):
     """A test with a parameter `engine` runs on every engine that is installed."""
     if "engine" in metafunc.fixturenames:
-        from engines import ENGINES
+        from support.engines import ENGINES
 
         metafunc.parametrize("engine", ENGINES, scope="session")

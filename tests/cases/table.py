@@ -1,4 +1,4 @@
-"""The table of op cases: one row a case, run by test_ops.py.
+"""The table of op cases: one row a case, run by frontend/test_op_cases.py.
 
 `case("silu", F.silu, x="n 64", n=(1, 17, 3, 17))`: the name of a row in keepdim/ops, a function of the tensors in
 their order, a shape for each tensor, and for each symbol the sizes to run, in order, in one loaded program. The range

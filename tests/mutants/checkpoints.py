@@ -16,12 +16,11 @@ import torch
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from gguf_files import small, write_gguf
-from mutants.harness import NUMBERS, Attempts, damage, main
-
 import keepdim
 from keepdim.models import gguf as reading
 from keepdim.models.generate import _text
+from mutants.harness import NUMBERS, Attempts, damage, main
+from support.gguf_files import small, write_gguf
 
 TINY = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 40, "num_attention_heads": 2}
 TOKENS = ["<s>", "</s>", "<unk>", "Ġ", "Ġa", *"abcdefghijklmnopqrstuvwxyz0123456789"][:40]

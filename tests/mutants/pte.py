@@ -34,12 +34,11 @@ from torch.export import Dim
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from mutants.harness import NUMBERS, SECONDS, Attempts, damage, main, rejson
-
 import keepdim
 from keepdim.artifact import pte
 from keepdim.cli import commands as cli
 from keepdim.shapes.contract import DTYPE_OF
+from mutants.harness import NUMBERS, SECONDS, Attempts, damage, main, rejson
 
 ELEMENTS = 1 << 22  # of inputs: a larger call is not made
 

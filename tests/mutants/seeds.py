@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import test_fuzz
 from mutants import checkpoints, pte, stablehlo
+from support import mutated_programs
 
 
 def _body(name: str) -> bytes:
@@ -34,7 +34,7 @@ def write(folder: Path, inputs: list[bytes]) -> None:
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    programs = [*test_fuzz.lowered(), *map(test_fuzz.hand_made, test_fuzz.OPS)]
+    programs = [*mutated_programs.lowered(), *map(mutated_programs.hand_made, mutated_programs.OPS)]
     write(root / "program", [json.dumps(p, separators=(",", ":")).encode() for p in programs])
     write(root / "pte", [pte._parts(name)[0] for name in pte.originals()])
     texts = [body[at:].split(b"\0")[0] for body in map(_body, pte.originals()) for at in _starts(body)]

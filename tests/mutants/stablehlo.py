@@ -23,8 +23,6 @@ import torch.utils._pytree as pytree
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from hlo_models import TEXT, Attention, FeedForward, Views
-from mutants.harness import Attempts, damage, main, rejson, reword
 from torch import nn
 from torch.export import Dim
 
@@ -34,6 +32,8 @@ from keepdim.stablehlo.file import ABOUT, CONTRACT, SIGNATURE, load_stablehlo
 from keepdim.stablehlo.refine import SEAL, UNSEALED, Hlo, _hash
 from keepdim.stablehlo.worker import WORKER
 from keepdim.stablehlo.xla import _folder
+from mutants.harness import Attempts, damage, main, rejson, reword
+from support.stablehlo_models import TEXT, Attention, FeedForward, Views
 
 ELEMENTS = 1 << 22  # of inputs: a larger call is not made
 

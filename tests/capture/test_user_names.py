@@ -1,0 +1,127 @@
+"""Error sentences name sizes as the user does: by the name of the Dim, or by input and dim, not by torch's symbols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.fx.experimental._config as fx_config
+from executorch.exir.backend.partitioner import Partitioner, PartitionResult
+from torch import nn
+from torch.export import Dim, export
+
+import keepdim
+from keepdim import KeepdimError
+from keepdim.capture.contract_reader import read_shapes
+from keepdim.fx.symbols import Symbols
+from keepdim.lowering.pipeline import _refuse_data_dependent
+from keepdim.shapes.dim import Dim as Size
+
+BATCH = Dim("batch", min=2, max=16)
+
+
+class Model(nn.Module):
+    def __init__(self, f: Any):
+        super().__init__()
+        self.forward = f
+
+
+def zeros(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return x.new_zeros(i[0].item()) + 1
+
+
+def bounded_zeros(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    n = i[0].item()
+    torch._check(n <= 20)
+    return x.new_zeros(n) + 1
+
+
+def test_an_unbounded_item_is_to_be_bounded_in_the_model() -> None:
+    """No Dim declares it, so none can bound it; the remedy works."""
+    inputs, shapes = (torch.randn(3, 4), torch.tensor([3])), ({0: BATCH}, None)
+    with pytest.raises(KeepdimError) as e:
+        keepdim.lower(Model(zeros), inputs, dynamic_shapes=shapes)
+    assert str(e.value).startswith("[lower] input 1 'i' element 0, read by .item(): has no upper bound")
+    assert "torch._check(n <= ...)" in str(e.value) and "Dim(" not in str(e.value)
+    module = keepdim.lower(Model(bounded_zeros), inputs, dynamic_shapes=shapes)
+    assert torch.equal(module(torch.randn(5, 4), torch.tensor([7])), torch.ones(7))
+
+
+def branch(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[0] > 5 else x
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+REFUSED = {
+    "a guard": (branch, ({0: BATCH},), "values of batch (input 'x' dim 0) in", "guard 2 <= batch and batch <= 5."),
+    "an equality": (
+        add,
+        ({0: BATCH}, {0: Dim("seq", min=2, max=9)}),
+        "seq (input 'y' dim 0) and batch (input 'x' dim 0) must always be equal",
+        "Use the same Dim for both.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_export_refuses(name: str) -> None:
+    """Its message, with names."""
+    f, shapes, *parts = REFUSED[name]
+    inputs = tuple(torch.randn(3, 4) for _ in shapes)
+    with pytest.raises(KeepdimError) as e:
+        keepdim.lower(Model(f), inputs, dynamic_shapes=shapes)
+    assert all(part in str(e.value) for part in parts) and "L['" not in str(e.value)
+    with pytest.raises(KeepdimError) as e:
+        keepdim.audit(Model(f), inputs, dynamic_shapes=shapes, partitioner="xnnpack")
+    assert parts[0] in str(e.value) and "L['" not in str(e.value)
+
+
+def test_a_check_that_is_not_made() -> None:
+    """A note over data names the size that it is compared with."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n = (x > 0).sum().item()
+        torch._check(n >= 0)
+        torch._check(n <= x.shape[0])
+        return x.sum() + x[:n].sum()
+
+    notes = keepdim.lower(Model(f), (torch.randn(7),), dynamic_shapes=({0: BATCH},)).report.notes
+    assert any(note.startswith("[capture] check u0 <= batch: is over data") for note in notes)
+
+
+def test_a_size_that_export_leaves_open() -> None:
+    """It is named by its dim, since no Dim of the user names it."""
+    shapes = ({0: Dim("batch", min=0, max=16)}, {0: Dim("n", min=0, max=16)})
+    with fx_config.patch(backed_size_oblivious=True):
+        ep = export(Model(lambda x, y: x[: y.shape[0] - 2]), (torch.randn(7), torch.randn(4)), dynamic_shapes=shapes)
+    with pytest.raises(KeepdimError, match=r"\[contract\] dim 0 of 'slice_1': torch.export left its size open"):
+        read_shapes(ep)
+
+
+class Deciding(Partitioner):
+    """Asks whether a size is above 4."""
+
+    def partition(self, exported_program: Any) -> PartitionResult:
+        last = next(n for n in reversed(exported_program.graph.nodes) if n.op == "call_function")
+        assert last.meta["val"].shape[0] <= 4
+        return PartitionResult(exported_program, {})
+
+
+def test_a_decision_of_a_partitioner() -> None:
+    """The error shows what was decided."""
+    with pytest.raises(KeepdimError, match=r"Deciding.partition: decides batch <= 4, which the contract leaves open"):
+        keepdim.lower(
+            Model(lambda x: x * 2), (torch.randn(3, 4),), dynamic_shapes=({0: BATCH},), partitioner=Deciding()
+        )
+
+
+def test_a_decision_about_data() -> None:
+    """What a pass of ExecuTorch asks, as torch's error has it."""
+    error = type("GuardOnDataDependentSymNode", (RuntimeError,), {})
+    symbols = Symbols({"s77": Size.symbol("batch", 2, 16)})
+    with pytest.raises(KeepdimError, match=r"\[lower\] u0 < batch: ExecuTorch's passes have to decide it"):
+        _refuse_data_dependent(error("Could not guard on data-dependent expression u0 < s77 (unhinted: u0)"), symbols)
