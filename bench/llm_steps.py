@@ -1,6 +1,6 @@
-"""What each pass brings to a language model: nodes, prefill and decode of SmolLM2 in q8_0, pass after pass.
+"""What each pass saves in a language model: nodes, prefill and decode of SmolLM2 in q8_0, pass after pass.
 
-    python bench/llm_steps.py [--csv bench/llm_steps.csv]
+    python bench/llm_steps.py [--csv bench/results/llm_steps.csv]
 
 Each row has one group of passes more than the row above. All variants are loaded at once and take turns; the times are
 the best of the turns.
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from ggufs import write_as  # beside this file
-from overhead import machine
-from turns import THREADS, show, write
 
 import keepdim
+from ggufs import write_as  # in this folder
+from interleave import THREADS, show, write
 from keepdim import passes
 from keepdim.artifact.pte import delegates
 from keepdim.models import gguf
 from keepdim.models.decoder import LanguageModel, lower_llm
 from keepdim.models.generate import packaged
+from overhead import machine
 
 PREFILL, DECODE, STEPS, TURNS = 128, 16, 24, 5
 GROUPS = {  # in the order in which they run
@@ -34,7 +34,7 @@ GROUPS = {  # in the order in which they run
     "norms": ("fuse_layer_norm", "fuse_rms_norm"),
     "SwiGLU": ("fuse_swiglu",),
     "rope": ("fuse_rope",),
-    "rope in attention": ("fuse_turns",),
+    "rope in attention": ("fuse_rope_into_attention",),
     "bias and activation in products": ("fuse_linear",),
     "merged products": ("merge_linears",),
 }
@@ -65,7 +65,7 @@ def milliseconds(f: Callable[[Any], Any], x: Any) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--csv", type=Path, default=Path(__file__).parent / "results" / "llm_steps.csv")
     args = parser.parse_args()
     keepdim.set_options(threads=THREADS)
     with tempfile.TemporaryDirectory() as folder:

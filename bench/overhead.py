@@ -1,6 +1,6 @@
-"""What does a call cost beyond its arithmetic? Ours against eager and XNNPACK, at sizes seen and new.
+"""The overhead of a call beyond its arithmetic: ours against eager and XNNPACK, at sizes seen before and new ones.
 
-    python bench/overhead.py [--csv bench/overhead.csv]
+    python bench/overhead.py [--csv bench/results/overhead.csv]
 
 Everything is measured in one run, interleaved, and reported as ratios; `us` columns are this machine's, for scale.
 """
@@ -157,7 +157,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--csv", type=Path, default=Path(__file__).parent / "results" / "overhead.csv")
     args = parser.parse_args()
     rows = [*one_linear(), *plans()]
     for question, ratio, figures in rows:

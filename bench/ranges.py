@@ -1,6 +1,6 @@
-"""What a tuned dispatch brings: linear attention, (QK^T)V against Q(K^TV), one head of size 128, at 24 lengths.
+"""What a tuned dispatch saves: linear attention, (QK^T)V against Q(K^TV), one head of size 128, at 24 lengths.
 
-    python bench/ranges.py [--csv bench/ranges.csv] [--sizes 24] [--ms 200] [--no-compile] [--plot]
+    python bench/ranges.py [--csv bench/results/ranges.csv] [--sizes 24] [--ms 200] [--no-compile] [--plot]
 
 In one process, interleaved, minima: both implementations, the dispatch tuned between them and the oracle that takes the
 better one at each length, as eager functions and as lowered files; torch.compile of a Python `if` at the same split,
@@ -26,8 +26,8 @@ import keepdim
 from keepdim.ranges import Dispatch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from interleave import show, write  # noqa: E402
 from overhead import machine  # noqa: E402
-from turns import show, write  # noqa: E402
 
 HEAD, LONGEST = 128, 2048
 SINGLE = ("left", "right")
@@ -67,7 +67,7 @@ def tuned(through: Run | None, ms: float) -> Dispatch:
 
 
 def split_of(d: Dispatch) -> int:
-    """Up to where the first implementation serves; 0 where the second does everywhere."""
+    """The last length of the first implementation; 0 if the second one runs everywhere."""
     rows = [r for r in d.table.rows if r.implementation == "left"]
     return rows[0].ranges["s"][1] if rows else 0
 
@@ -171,13 +171,12 @@ def summary(rows: list[dict[str, Any]]) -> None:
 
 
 def draw(path: Path) -> None:
-    """The picture beside the CSV."""
+    """The picture, next to the CSV."""
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
-    matplotlib.rcParams["svg.hashsalt"] = "ranges"  # the same CSV gives the same file
     with path.open() as f:
         rows = [r for r in csv.DictReader(f) if r["runs"] != "dispatch"]
     wheres = list(dict.fromkeys(r["runs"] for r in rows))
@@ -191,12 +190,12 @@ def draw(path: Path) -> None:
         plot.set(xscale="log", yscale="log", title=where, xlabel="length", ylabel="microseconds")
         plot.grid(alpha=0.3)
         plot.legend()
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    figure.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--csv", type=Path, default=Path(__file__).parent / "results" / "ranges.csv")
     parser.add_argument("--sizes", type=int, default=24)
     parser.add_argument("--ms", type=float, default=200, help="for each length")
     parser.add_argument("--threads", type=int, default=2)

@@ -1,6 +1,6 @@
 """What does a new size cost? A StableHLO program refined, against exporting and lowering the model again; and calls.
 
-    python bench/refine.py [--csv bench/refine.csv]
+    python bench/refine.py [--csv bench/results/refine.csv]
 
 Everything is measured in one run, interleaved, and reported as ratios; times are this machine's, for scale.
 """
@@ -16,12 +16,12 @@ from typing import Any
 import jax
 import torch
 import torch.nn.functional as F
-from overhead import Row, interleaved, micros, write
 from torch import nn
 from torch.export import Dim
 
 import keepdim
 from keepdim.stablehlo import export
+from overhead import Row, interleaved, micros, write
 
 WIDTH, LIMIT = 64, 256
 
@@ -77,7 +77,7 @@ MODELS: dict[str, tuple[Any, Any, int]] = {  # model, input of a size, its dynam
 
 
 def jitted(model: nn.Module, x: torch.Tensor, shapes: Any) -> tuple[Any, Any]:
-    """Our program, and jax's own call of the Exported behind it."""
+    """Our program, and jax's own call of the Exported that it was made from."""
     kept = []
     original = export.jax_export.export
 
@@ -133,7 +133,7 @@ def measure(name: str) -> Iterator[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--csv", type=Path, default=Path(__file__).parent / "results" / "refine.csv")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     args = parser.parse_args()
     rows = []

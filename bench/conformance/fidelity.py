@@ -1,11 +1,11 @@
-"""Does SmolLM2 say what it says elsewhere? Ours against transformers (f32) and llama.cpp (the same GGUF).
+"""Does SmolLM2 generate the same tokens as elsewhere? Ours against transformers (f32) and llama.cpp (the same GGUF).
 
-    python bench/fidelity.py greedy [--tokens 200]    # the likeliest tokens behind 10 prompts, against transformers
-    python bench/fidelity.py likelihood               # of real text, against llama.cpp (extra `llama`), by GGUF type
+    python bench/conformance/fidelity.py greedy [--tokens 200]   # greedy tokens after 10 prompts, against transformers
+    python bench/conformance/fidelity.py likelihood              # of real text, against llama.cpp (extra `llama`)
 
-`greedy` ends with an error where a token differs and eager's own two best logits there are further apart than 1e-3.
-`likelihood` takes the text of the licence beside this folder, in pieces of 500 tokens; as a yardstick it compares
-each with itself, a token at a time against many at a time: two correct ways through the same library.
+`greedy` ends with an error where a token differs and eager's own two best logits there differ by more than 1e-3.
+`likelihood` takes the text of the repository's licence, in pieces of 500 tokens; for scale it also compares each
+library with itself, a token at a time against many at a time: both are correct.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy
 import torch
-from ggufs import widened, write_as  # beside this file
-from llm import CONTEXT, Job, Llama, cache_of
 
 from keepdim.models import gguf
 from keepdim.models.decoder import LOGITS, LanguageModel, lower_llm
 from keepdim.models.generate import Writer, open_model, packaged
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from ggufs import widened, write_as  # noqa: E402
+from llm import CONTEXT, Job, Llama, cache_of  # noqa: E402
 
 PROMPTS = (
     "What is the capital of France?",
@@ -83,7 +85,7 @@ def continued(model: LanguageModel, tokens: list[int], count: int) -> Iterator[i
 
 # ---------------------------------------------------------------- likelihood
 def ours_rows(model: LanguageModel, tokens: list[int], at_once: int = LOGITS) -> numpy.ndarray:
-    """Logits behind each token."""
+    """Logits after each token."""
     model.reset()
     parts = [tokens[i : i + at_once] for i in range(0, len(tokens), at_once)]
     return numpy.concatenate([model(p, rows=range(len(p))).numpy() for p in parts])
@@ -107,7 +109,7 @@ def llama_rows(llama: Llama, tokens: list[int], at_once: int) -> numpy.ndarray:
 
 
 def mean_likelihood(rows: list[numpy.ndarray], pieces: list[list[int]]) -> float:
-    """Mean log-likelihood of a token behind those before it in its piece."""
+    """Mean log-likelihood of a token after those before it in its piece."""
     found = []
     for logits, tokens in zip(rows, pieces, strict=True):
         chosen = torch.from_numpy(logits[:-1]).double().log_softmax(1)
@@ -118,12 +120,12 @@ def mean_likelihood(rows: list[numpy.ndarray], pieces: list[list[int]]) -> float
 def compare(name: str, a: list[numpy.ndarray], b: list[numpy.ndarray]) -> str:
     d = numpy.concatenate([abs(x - y).ravel() for x, y in zip(a, b, strict=True)])
     agree = numpy.mean(numpy.concatenate([x.argmax(1) == y.argmax(1) for x, y in zip(a, b, strict=True)]))
-    apart = f"logits differ by {d.mean():.2e} in the mean, {d.max():.2e} at most"
-    return f"  {name}: {apart}; the best token is the same in {agree:.2%}"
+    gap = f"logits differ by {d.mean():.2e} in the mean, {d.max():.2e} at most"
+    return f"  {name}: {gap}; the best token is the same in {agree:.2%}"
 
 
 def likelihood() -> None:
-    text = (Path(__file__).parent.parent / "LICENSE").read_text()
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
     tokens = Writer.of(open_model("smollm2")).tokenizer.encode(text, add_special_tokens=False).ids[:TOKENS]
     assert len(tokens) == TOKENS, len(tokens)
     pieces = [tokens[i : i + PIECE] for i in range(0, TOKENS, PIECE)]
@@ -141,7 +143,7 @@ def likelihood() -> None:
             theirs = [llama_rows(llama, p, PIECE) for p in pieces]
             single = [llama_rows(llama, p, 1) for p in pieces]
             a, b = mean_likelihood(ours, pieces), mean_likelihood(theirs, pieces)
-            print(f"{dtype}: mean log-likelihood {a:.5f}, llama.cpp {b:.5f}: {abs(a / b - 1):.3%} apart")
+            print(f"{dtype}: mean log-likelihood {a:.5f}, llama.cpp {b:.5f}: differs by {abs(a / b - 1):.3%}")
             print(compare("ours and llama.cpp", ours, theirs))
             print(compare("llama.cpp by token and by piece", single, theirs))
             print(compare("ours by token and by piece", [ours_rows(model, p, 1) for p in pieces], ours), flush=True)

@@ -1,7 +1,7 @@
 """Which ops of others' suites run, are right, and are delegated?
 
-    python bench/suite.py [--only PATTERN] [--flow NAME ...]          ExecuTorch's operator suite, flow beside flow
-    python bench/suite.py --opinfo [--only PATTERN] [--shard 1/4]     torch's OpInfo samples through keepdim
+    python bench/conformance/suite.py [--only PATTERN] [--flow NAME ...]   ExecuTorch's operator suite through each flow
+    python bench/conformance/suite.py --opinfo [--only PATTERN] [--shard 1/4]  torch's OpInfo samples through keepdim
 
 The operator suite's cases (`executorch.backends.test.suite.operators`) go through five flows, each in a worker process:
 keepdim (`keepdim.lower`, saved and loaded: what a user does), the same with every dim dynamic that can be, keepdim's
@@ -39,19 +39,19 @@ from executorch.exir import to_edge_transform_and_lower
 from executorch.runtime import Runtime
 from torch.export import decomp_utils, exported_program
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests")]
-import opinfo  # noqa: E402
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests")]
 import workers  # noqa: E402
 
 import keepdim  # noqa: E402
 from keepdim.errors import KeepdimError  # noqa: E402
 from keepdim.lowering.pipeline import report_on  # noqa: E402
+from support import opinfo  # noqa: E402
 
 OPERATORS = "executorch.backends.test.suite.operators"
 LOOSE = {"atol": 1e-1, "rtol": 4e-2}  # the suite's own
 TIGHT = {"atol": 1e-4, "rtol": 4e-5}
 LIMIT = 120.0  # seconds a case, or a group of samples
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 # ---------------------------------------------------------------- the cases
@@ -66,7 +66,7 @@ class Recorder:
     def lower_and_run_model(self, model: torch.nn.Module, inputs: Any, generate_random_test_inputs: bool = True,
                             dynamic_shapes: Any = None) -> None:  # fmt: skip
         call = opinfo.Call(model.eval(), inputs, {})
-        self.given.append(call)  # no operator case has dynamic_shapes: a flow of its own makes every dim dynamic
+        self.given.append(call)  # no operator case has dynamic_shapes: a separate flow makes every dim dynamic
         if generate_random_test_inputs:  # of the same shapes, dtypes and memory formats, as the suite makes them
             call.others += Tester(model, tuple(inputs)).generate_random_inputs()
 
@@ -206,7 +206,7 @@ def _together(calls: Sequence[opinfo.Call], flow: str) -> list[Row]:
             got = run([x.clone() for xs in given for x in xs])
         except Exception as e:  # it was lowered and does not run
             return [_result("failed", detail=words(e)) for _ in calls]
-        got = got[len(got) - sum(map(len, wants)) :]  # a changed input may stand before the results
+        got = got[len(got) - sum(map(len, wants)) :]  # changed inputs may come before the results
         for row, want in zip(rows, wants, strict=True):
             mine, got = got[: len(want)], got[len(want) :]
             if why := unlike(mine, want, LOOSE):
@@ -418,9 +418,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # in the workers too: they are as many as there are cores
     _quick()
     if args.opinfo:
-        all_samples(args.only, args.shard, args.csv or HERE / "opinfo.csv", args.workers, args.group)
+        all_samples(args.only, args.shard, args.csv or RESULTS / "opinfo.csv", args.workers, args.group)
     else:
-        operators(args.only, args.flow or ALL, args.csv or HERE / "suite.csv", args.workers, args.group)
+        operators(args.only, args.flow or ALL, args.csv or RESULTS / "suite.csv", args.workers, args.group)
 
 
 if __name__ == "__main__":

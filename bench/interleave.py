@@ -1,4 +1,4 @@
-"""Peers in processes of their own that take turns, so that a noisy minute of the machine meets all of them."""
+"""Peers in separate processes that take turns, so that a noisy minute of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ class Peer:
         if self.process.returncode != 0:
             self.errors.seek(0)
             raise RuntimeError(f"{self.name} ended with {self.process.returncode}:\n{self.errors.read()[-3000:]}")
+
+    def kill(self) -> None:
+        """Ends the process if it still runs, also where it is stopped."""
+        process = getattr(self, "process", None)
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
 
     def _start(self, what: str) -> None:
         threads = {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}

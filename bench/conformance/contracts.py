@@ -1,8 +1,8 @@
-"""What becomes of a shape contract? The shape cases of the tests through plain ExecuTorch (XNNPACK) and keepdim.
+"""What happens to a shape contract: the shape cases of the tests through plain ExecuTorch (XNNPACK) and keepdim.
 
-    python bench/contracts.py [case ...] [--csv bench/contracts.csv]
+    python bench/conformance/contracts.py [case ...] [--csv bench/results/contracts.csv]
 
-Cases run in worker processes, so that a crash is a result and not an end. Per flow: is it lowered, are the
+Cases run in worker processes, so that a crash is a result and does not end the run. Per flow: is it lowered, are the
 ranges kept, are the numbers eager's at every good size, is every bad input refused.
 """
 
@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-import workers  # beside this file
+import workers  # in this folder
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from contracts import CASES, Case  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from support.contract_cases import CASES, Case  # noqa: E402
 
 LIMIT = 120  # seconds of CPU a case
 Call = Callable[..., list[Any]]
@@ -145,7 +145,7 @@ QUESTIONS = (
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="all that keepdim lowers, unless named")
-    parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--csv", type=Path, default=Path(__file__).parents[1] / "results" / "contracts.csv")
     args = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
     import executorch.runtime  # noqa: F401  once, before forking

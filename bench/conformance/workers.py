@@ -1,4 +1,4 @@
-"""Jobs in worker processes, so that a crash or a hang is a result and not an end."""
+"""Jobs in worker processes, so that a crash or a hang is a result and does not end the run."""
 
 from __future__ import annotations
 
