@@ -8,7 +8,7 @@ ExecuTorch (`compat.registration`).
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .compat.lock import importing
 from .compat.registration import follow_executorch
@@ -65,7 +65,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "_native":  # without keepdim's lock: modules import it while Python holds their import locks
         return import_module(".native", __name__)._native
     if name not in _HOMES:

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from .errors import fail
 
@@ -29,7 +29,7 @@ FOLDER = "keepdim-"  # prefix, followed by the process id
 LEFT_OVER = 24 * 3600  # seconds after which a temporary file is considered abandoned
 
 
-def path_of(stage: str, given: Any) -> Path:
+def path_of(stage: str, given: object) -> Path:
     """A path from the user; raises if no file can have that name.
 
     >>> path_of("load", "model.pte").name

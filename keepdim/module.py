@@ -71,10 +71,10 @@ class Module:
             fail("load", str(self.path), "holds all its weights itself", f"Leave weights={str(given)!r} out")
         return b"", {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._protocol.result(self.run_flat(self._protocol.flatten(args, kwargs)))
 
-    def run_flat(self, flat: Sequence[Any], events: list[Any] | None = None) -> list[Any]:
+    def run_flat(self, flat: Sequence[Any], events: list[object] | None = None) -> list[object]:
         """One call on flat inputs in the contract's order; returns flat outputs. Appends profile events to `events`."""
         packed = self._protocol.inputs(flat)
         for i in self.signature.mutated:
@@ -126,7 +126,7 @@ class Module:
         with atomic_write(path) as file:
             copy_open(self._file.fileno(), file)
 
-    def __reduce_ex__(self, _: Any) -> NoReturn:
+    def __reduce_ex__(self, _: object) -> NoReturn:
         fail("save", "module", "cannot be copied or pickled: it has an open file and a runtime",
              "Write it with save(path), and load that where it is needed")  # fmt: skip
 
@@ -147,10 +147,10 @@ class Module:
 @one_at_a_time
 def lower(
     model: torch.nn.Module | ExportedProgram,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
     engine: str = "ggml",
     precision: str = "f32",
     partitioner: Partitioner | Sequence[Partitioner] | None = None,

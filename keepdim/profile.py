@@ -53,12 +53,12 @@ class Profile(msgspec.Struct, frozen=True):
         return "\n".join([*_call_lines(self.calls), "", *_op_lines(self.calls)])
 
 
-def profile(module: Module, inputs: Sequence[Sequence[Any]]) -> tuple[list[list[Any]], Profile]:
+def profile(module: Module, inputs: Sequence[Sequence[object]]) -> tuple[list[list[object]], Profile]:
     """Run a module on flat inputs, one call after the other; returns the results and the profile."""
     order = {d["id"]: i for i, d in enumerate(module.counters())}
     results, calls = [], []
     for flat in inputs:
-        before, events = module.counters(), list[Any]()
+        before, events = module.counters(), list[object]()
         start = time.perf_counter_ns()
         results.append(module.run_flat(flat, events))
         took = time.perf_counter_ns() - start
@@ -67,7 +67,12 @@ def profile(module: Module, inputs: Sequence[Sequence[Any]]) -> tuple[list[list[
 
 
 def _call(
-    module: Module, flat: Sequence[Any], took: int, raw: list[Any], before: list[dict[str, Any]], order: dict[int, int]
+    module: Module,
+    flat: Sequence[object],
+    took: int,
+    raw: list[Any],
+    before: list[dict[str, Any]],
+    order: dict[int, int],
 ) -> Call:
     after = module.counters()
 

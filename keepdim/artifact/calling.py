@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -34,13 +33,13 @@ class CallProtocol:
             self._checker = _native.Contract(self.contract.to_json())
         return self._checker
 
-    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+    def flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Sequence[object]:
         """The arguments in the contract's order."""
         if self._flat_call and len(args) == self._count and not kwargs:
             return args
         return self.signature.flatten(args, kwargs)
 
-    def inputs(self, flat: Sequence[Any]) -> list[Any]:
+    def inputs(self, flat: Sequence[object]) -> list[object]:
         """The method's inputs, checked against the contract: dense tensors on the CPU."""
         try:
             inputs = self.checker.inputs(flat)
@@ -50,7 +49,7 @@ class CallProtocol:
             self.refuse_memory(flat, e)
         return self.signature.pack(flat) if self._packs else inputs
 
-    def refuse_memory(self, flat: Sequence[Any], e: RuntimeError) -> None:
+    def refuse_memory(self, flat: Sequence[object], e: RuntimeError) -> None:
         """Raise the error for a tensor without accessible memory."""
         for i, (spec, x) in enumerate(zip(self.contract.inputs, flat, strict=False)):
             if isinstance(x, torch.Tensor) and not is_dense(x):
@@ -58,7 +57,7 @@ class CallProtocol:
         fail("bind", "call", f"torch gives no memory for an input or a result ({describe_exception(e)})",
              "Call outside of torch.vmap, torch.func and FakeTensorMode, with plain tensors", e)  # fmt: skip
 
-    def result(self, outputs: list[Any]) -> Any:
+    def result(self, outputs: list[object]) -> object:
         """The outputs in the structure that the model returns."""
         return outputs[0] if self._one_output else self.signature.unflatten(outputs)
 

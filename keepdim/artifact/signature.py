@@ -34,7 +34,7 @@ class Transport(NamedTuple):
     kind: str = ""
     offset: int = 0
 
-    def pack(self, value: Any) -> Any:
+    def pack(self, value: Any) -> object:
         """Convert an input for the method."""
         if self.kind == "size":
             return torch.empty(value - self.offset, 0)
@@ -72,7 +72,7 @@ class Signature(NamedTuple):
     mapped: Spans | None = None  # weights in another file
     tables: list[RangeTable] = []  # range tables of the dispatches inside
 
-    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def flatten(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
         """The arguments in the contract's order: passed by name or by position, dicts with any key order."""
         names = self.parameters[len(args) : len(self.in_spec.children()[0].children())]
         for name in names if all(n in kwargs for n in names) else ():
@@ -82,7 +82,7 @@ class Signature(NamedTuple):
             self._refuse_arguments(args, kwargs, spec)
         return flat
 
-    def _refuse_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: pytree.TreeSpec) -> NoReturn:
+    def _refuse_arguments(self, args: tuple[object, ...], kwargs: dict[str, object], spec: pytree.TreeSpec) -> NoReturn:
         """Raise with the number and names of arguments for a flat signature, else with their structure."""
         count, want = len(self.contract.inputs), ", ".join(s.name for s in self.contract.inputs)
         plain = self.in_spec == pytree.tree_structure((tuple(range(count)), {}))
@@ -93,7 +93,7 @@ class Signature(NamedTuple):
         fail("bind", "call", f"its arguments do not have the structure of the method's ({want})",
              f"Expected {_one_line(self.in_spec)}, got {_one_line(spec)}")  # fmt: skip
 
-    def pack(self, flat: Sequence[Any]) -> list[Any]:
+    def pack(self, flat: Sequence[object]) -> list[object]:
         """Convert the inputs, for a method with constant arguments or with integers passed as tensors."""
         inputs = []
         for i, (spec, x, known, transport) in enumerate(
@@ -106,7 +106,7 @@ class Signature(NamedTuple):
             inputs.append(x.contiguous() if isinstance(x, torch.Tensor) else x)
         return inputs
 
-    def unflatten(self, outs: list[Any]) -> Any:
+    def unflatten(self, outs: list[object]) -> object:
         """The outputs in the structure that the model returns."""
         try:
             return pytree.tree_unflatten(outs, self.out_spec)
@@ -179,7 +179,7 @@ class Signature(NamedTuple):
         return None
 
 
-def _ordered(value: Any, spec: pytree.TreeSpec) -> Any:
+def _ordered(value: Any, spec: pytree.TreeSpec) -> object:
     """The value with dict keys in the order of the spec, if they are the same keys."""
     parts = spec.children()
     if isinstance(value, dict) and spec.type is dict and set(value) == set(spec.context):

@@ -58,7 +58,7 @@ def dumps(spec: pytree.TreeSpec) -> str:
     return text
 
 
-def _write(spec: pytree.TreeSpec, depth: int) -> dict[str, Any]:
+def _write(spec: pytree.TreeSpec, depth: int) -> dict[str, object]:
     if spec.is_leaf():
         return {"type": None, "context": None, "children_spec": []}
     if depth == MAX_DEPTH:
@@ -106,7 +106,7 @@ def _calls_back(cls: type, known: Any) -> bool:
     return callbacks != (None, None) and not pytree.is_namedtuple_class(cls)
 
 
-def _context_text(cls: type, context: Any) -> str:
+def _context_text(cls: type, context: object) -> str:
     try:
         text = json.dumps(context)
         same = json.loads(text) == context
@@ -151,8 +151,8 @@ def _read(node: _Node, depth: int) -> pytree.TreeSpec:
     cls = _registered_class(node.context if name == NAMED_TUPLE else name)
     if pytree.is_namedtuple_class(cls) != (name == NAMED_TUPLE):
         fail("load", "signature", f"{node.type!r:.80} is not how a {cls.__qualname__} is written", AGAIN)
-    context: Any = (
-        cls if name == NAMED_TUPLE else _decode_context(node, None if pytree.is_structseq_class(cls) else Any)
+    context: object = (
+        cls if name == NAMED_TUPLE else _decode_context(node, None if pytree.is_structseq_class(cls) else object)
     )
     fields = len(cls._fields) if name == NAMED_TUPLE else getattr(cls, "n_sequence_fields", count)
     if count != fields:
@@ -172,7 +172,7 @@ def _registered_class(name: str | None) -> Any:
     return cls
 
 
-def _decode_context(node: _Node, kind: Any) -> Any:
+def _decode_context(node: _Node, kind: object) -> Any:
     """The context of a node as builtins of this type."""
     try:
         value = msgspec.json.decode(node.context or "", type=kind)
@@ -182,7 +182,7 @@ def _decode_context(node: _Node, kind: Any) -> Any:
     return value
 
 
-def _check_depth(value: Any, left: int) -> None:
+def _check_depth(value: object, left: int) -> None:
     if not left:
         fail("load", "signature", f"the context of a structure is nested deeper than {MAX_DEPTH} levels", AGAIN)
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

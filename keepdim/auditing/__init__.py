@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..compat.lock import one_at_a_time
 from ..errors import fail
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @one_at_a_time
 def audit(
-    model: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    model: object,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
-    dynamic_shapes: Any = None,
-    partitioner: Any = "ggml",
+    dynamic_shapes: object = None,
+    partitioner: object = "ggml",
     tries: bool = True,
     seconds: int = 60,
     output: str | Path | None = None,

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -32,7 +31,7 @@ class Job(msgspec.Struct):
 def run(job: Job) -> None:
     """Load the file, call it, and save ("ran", results) or ("refused", sentence)."""
     flat = torch.load(job.inputs, weights_only=True)
-    outcome: tuple[str, Any]
+    outcome: tuple[str, object]
     try:
         outcome = ("ran", load(job.file).run_flat(flat) if job.keepdim else _execute(job.file, flat))
     except Exception as e:  # any exception counts as a refusal
@@ -40,7 +39,7 @@ def run(job: Job) -> None:
     torch.save(outcome, job.outcome)
 
 
-def _execute(file: str, flat: list[Any]) -> list[Any]:
+def _execute(file: str, flat: list[object]) -> list[object]:
     program = Runtime.get().load_program(Path(file))
     method = program.load_method("forward")
     return list(method.execute([x for x in flat if x is not None]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -98,7 +97,7 @@ def _contract_items(file: snapshot.FileSnapshot) -> Iterator[Item]:
         yield Item(kind, str(k), "", (State(str(k), "kept"), *no_states), (), "")
 
 
-def synthetic_inputs(contract: Contract, constants: list[Any]) -> list[Any]:
+def synthetic_inputs(contract: Contract, constants: list[object]) -> list[object]:
     """Inputs of small sizes that the contract allows, with random data."""
     low = {s.name: (s.lo or 0) if s.hi is None else min((s.lo or 0) + 2, s.hi) for s in contract.symbols}
     at = near(contract, low) or low
@@ -107,7 +106,7 @@ def synthetic_inputs(contract: Contract, constants: list[Any]) -> list[Any]:
         fail("audit", "inputs", f"the smallest that the contract allows have {elements} elements, more than {BUDGET}",
              "Audit without tries: --no-tries")  # fmt: skip
 
-    def one(spec: Spec, constant: Any) -> Any:
+    def one(spec: Spec, constant: object) -> object:
         if spec.dtype in ("int", "python"):
             return spec.dims[0].eval(at) if spec.dtype == "int" else constant
         return _filled([d.eval(at) for d in spec.dims], DTYPE_OF[spec.dtype])

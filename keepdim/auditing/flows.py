@@ -49,19 +49,19 @@ class Flow:
     baseline: Baseline
     leaves: list[Any]  # the example inputs, flattened
     in_spec: pytree.TreeSpec
-    reference: Callable[..., Any]  # called like the model; gives the expected results
+    reference: Callable[..., object]  # called like the model; gives the expected results
     path: Path | None = None
     file: snapshot.FileSnapshot | None = None
     failure: str = ""
     frozen: list[FrozenInput] = field(default_factory=list)  # declared dynamic, but static after export
     notes: list[str] = field(default_factory=list)
 
-    def run(self, flat: list[Any]) -> Any:
+    def run(self, flat: list[object]) -> object:
         """The expected results for these inputs."""
         model = self.reference
         return run(copy_model(model) if isinstance(model, torch.nn.Module) else model, flat, self.in_spec)
 
-    def record_file(self, path: Path, by: Any) -> None:
+    def record_file(self, path: Path, by: Callable[..., object]) -> None:
         """Record the final stage: the file that the flow wrote."""
         self.path, self.file = path, snapshot.of_file(path)
         self.recorder.end(".pte", "pte", locations.of_function(by), self.file)
@@ -103,7 +103,7 @@ def partitioner_named(name: str) -> Partitioner:
     return made
 
 
-def _declared_ranges(specs: Sequence[Any]) -> dict[tuple[int, int], OpenRange]:
+def _declared_ranges(specs: Sequence[object]) -> dict[tuple[int, int], OpenRange]:
     """(input, dim) → the range that dynamic_shapes declares for it."""
     out: dict[tuple[int, int], OpenRange] = {}
     for i, spec in enumerate(specs):
@@ -114,7 +114,7 @@ def _declared_ranges(specs: Sequence[Any]) -> dict[tuple[int, int], OpenRange]:
     return out
 
 
-def _frozen_inputs(baseline: Baseline, specs: Sequence[Any]) -> list[FrozenInput]:
+def _frozen_inputs(baseline: Baseline, specs: Sequence[object]) -> list[FrozenInput]:
     """Sizes that were declared dynamic but are static after export."""
     out: list[FrozenInput] = []
     for i, spec in enumerate(specs):
@@ -133,11 +133,13 @@ def _no_warnings() -> Iterator[None]:
         yield
 
 
-def _baseline(ep: ExportedProgram, shapes: ProgramShapes, declared: Any) -> Baseline:
+def _baseline(ep: ExportedProgram, shapes: ProgramShapes, declared: Mapping[tuple[int, int], OpenRange]) -> Baseline:
     return Baseline(shapes.contract, shapes.symbols, snapshot.of_program(ep), declared, shapes.env)
 
 
-def _example(program: ExportedProgram, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _example(
+    program: ExportedProgram, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[Sequence[object], Mapping[str, object]]:
     """The example inputs given, or else those stored in the program."""
     if args or kwargs:
         return args, kwargs
@@ -146,7 +148,7 @@ def _example(program: ExportedProgram, args: Any, kwargs: Any) -> tuple[Any, Any
     return program.example_inputs
 
 
-def executorch_flow(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Any,
+def executorch_flow(model: object, args: Sequence[object], kwargs: Mapping[str, object], shapes: object,
                     parts: Sequence[Partitioner], path: Path) -> Flow:  # fmt: skip
     """The stock flow: torch.export, to_edge_transform_and_lower, to_executorch."""
     if bad := [type(p).__name__ for p in parts if not isinstance(p, Partitioner)]:
@@ -195,7 +197,7 @@ def _lower_with_executorch(flow: Flow, ep: ExportedProgram, parts: Sequence[Part
 
 
 def keepdim_flow(
-    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Any, path: Path, engine: str
+    model: Any, args: Sequence[object], kwargs: Mapping[str, object], shapes: object, path: Path, engine: str
 ) -> Flow:
     """keepdim.lower, for one of its engines."""
     recorder, partitioner = Recorder(), engine_named(engine)

@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import msgspec
 import torch
@@ -44,7 +43,7 @@ def short(file: str) -> str:
     return tail if found else file.removeprefix(f"{Path.cwd()}/")
 
 
-def of_function(function: Callable[..., Any]) -> CodeLocation:
+def of_function(function: Callable[..., object]) -> CodeLocation:
     """Where a function or a method is defined, without its decorators."""
     function = inspect.unwrap(function)
     cells = [c.cell_contents for c in getattr(function, "__closure__", None) or ()]

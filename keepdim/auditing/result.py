@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import msgspec
 
@@ -131,7 +130,7 @@ class Audit:
         if faults := self.faults(allow):
             fail("audit", f"{self.model} by {self.partitioner}", "; ".join(faults))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The audit as builtins; docs/guide/audit.md describes the keys."""
         items = []
         for i in self.items:

@@ -65,7 +65,7 @@ class FileSnapshot(NamedTuple):
 Snapshot = ProgramSnapshot | FileSnapshot
 
 
-def sizes_of(value: Any) -> Exprs:
+def sizes_of(value: object) -> Exprs:
     """The sizes of all tensors in a node's value, and integers themselves."""
     out: list[sympy.Expr] = []
     for v in pytree.tree_leaves(value):

@@ -36,11 +36,11 @@ class TrialPoint(NamedTuple):
     sizes: dict[str, int]
     inside: bool | None
     about: tuple[str, ...]
-    flat: list[Any]
+    flat: list[object]
 
 
 # ---------------------------------------------------------------- sizes to try
-def points(contract: Contract, leaves: Sequence[Any]) -> Iterator[TrialPoint]:
+def points(contract: Contract, leaves: Sequence[object]) -> Iterator[TrialPoint]:
     """Both ends of every range and the middle; then sizes just outside, and sizes that violate each constraint."""
     start = contract.bind(leaves)
     ranges = {s.name: (s.lo if s.lo is not None else start[s.name], s.hi) for s in contract.symbols}
@@ -89,7 +89,7 @@ def _possible(contract: Contract, at: Mapping[str, int]) -> bool:
     return min(dims, default=0) >= 0 and elements(contract, at) <= BUDGET
 
 
-def _mismatched_inputs(contract: Contract, leaves: Sequence[Any], base: Mapping[str, int]) -> Iterator[TrialPoint]:
+def _mismatched_inputs(contract: Contract, leaves: Sequence[object], base: Mapping[str, int]) -> Iterator[TrialPoint]:
     """Inputs where one size contradicts another input or is not a multiple: one less, so that planned memory is large
     enough for it."""
     sources = [s.source for s in contract.symbols if s.source.kind == "size" and s.source.mul.value == 1]
@@ -119,7 +119,7 @@ class ForkServer:
         self.folder = tempfile.TemporaryDirectory(prefix="keepdim-")
         atexit.register(self.end)
 
-    def run(self, file: Path, keepdim: bool, flat: list[Any], seconds: int) -> tuple[str, Any]:
+    def run(self, file: Path, keepdim: bool, flat: list[object], seconds: int) -> tuple[str, Any]:
         """("ran", results), ("refused", message) or ("crashed", exit text)."""
         inputs, outcome = Path(self.folder.name) / "inputs.pt", Path(self.folder.name) / "outcome.pt"
         outcome.unlink(missing_ok=True)
@@ -175,7 +175,11 @@ def missing_backend(file: FileSnapshot) -> str:
 
 
 def run_trials(
-    file: Path, keepdim: bool, points: Sequence[TrialPoint], model: Callable[[list[Any]], Any] | None, seconds: int
+    file: Path,
+    keepdim: bool,
+    points: Sequence[TrialPoint],
+    model: Callable[[list[object]], object] | None,
+    seconds: int,
 ) -> list[RunAtSizes]:
     """Run the file at every point, and compare with the model if there is one."""
     out = []
@@ -190,7 +194,7 @@ def run_trials(
     return out
 
 
-def _eager(model: Callable[[list[Any]], Any], flat: list[Any]) -> tuple[Any, str]:
+def _eager(model: Callable[[list[object]], object], flat: list[object]) -> tuple[object, str]:
     """The model's results, or why it failed."""
     try:
         return pytree.tree_leaves(model(flat)), ""
@@ -209,7 +213,7 @@ def _verdict(p: TrialPoint, got: Any, want: Any, why: str) -> tuple[str, str]:
     return ("right", "") if problem is None else ("wrong numbers", problem)
 
 
-def _mismatch(want: list[Any], got: list[Any]) -> str | None:
+def _mismatch(want: list[object], got: list[object]) -> str | None:
     want = [x for x in want if x is not None]
     got = [x for x in got if x is not None][-len(want) :] if want else []  # mutated inputs come first
     return f"{len(got)} results instead of {len(want)}" if len(got) != len(want) else difference(want, got, **TOLERANCE)

@@ -7,15 +7,17 @@ constraints, and before and after every pass; hooks of partitioners and backends
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
 import sympy
 import torch
+from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_base import PassBase
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from ..compat.executorch import around_preprocess
 from ..compat.watching import around_hook, around_passes, range_assignments, shape_decisions
@@ -41,7 +43,7 @@ class SizeDecision(NamedTuple):
 
     stage: int
     kind: str  # replaced: a symbol; range: of a symbol; guard: new; assert: gone; planned: the sizes of an input
-    subject: Any
+    subject: object
     value: Any
     by: CodeLocation
 
@@ -73,7 +75,7 @@ class Recorder:
     def _events_since(self) -> bool:
         return any(e.stage == len(self.stages) for e in self.events)
 
-    def note(self, kind: str, subject: Any, value: Any, by: CodeLocation | None = None) -> None:
+    def note(self, kind: str, subject: object, value: object, by: CodeLocation | None = None) -> None:
         """Record a decision."""
         at = len(self.stages)
         tracing = not any(s.kind == "export" for s in self.stages)
@@ -104,11 +106,11 @@ class Recorder:
                         stack.enter_context(around_hook(cls, name, self._hook))
             yield
 
-    def _hook(self, original: Any) -> Any:
+    def _hook(self, original: Callable[..., Any]) -> Callable[..., object]:
         name, at = original.__name__, locations.of_function(original)
 
         @wraps(original)
-        def hook(partitioner: Partitioner, program: ExportedProgram) -> Any:
+        def hook(partitioner: Partitioner, program: ExportedProgram) -> object:
             if name == "partition":
                 self.end_before_hook("edge", "edge", _caller("_generate_edge_program"), program)
             elif any(s.name.endswith(".partition") for s in self.stages):
@@ -124,15 +126,15 @@ class Recorder:
         return hook
 
     @contextlib.contextmanager
-    def _preprocess(self, backend: Any, program: ExportedProgram) -> Iterator[None]:
+    def _preprocess(self, backend: type[BackendDetails], program: ExportedProgram) -> Iterator[None]:
         at = locations.of_function(backend.preprocess)
         yield
         self.end(f"{backend.__name__}.preprocess", "delegate", at, snapshot.of_program(program, delegate=True))
 
-    def _decided(self, kind: str, subject: Any, value: Any) -> None:
+    def _decided(self, kind: str, subject: object, value: Any) -> None:
         self.note(kind, subject, (finite(value.lower), finite(value.upper)) if kind == "range" else value)
 
-    def _assigned(self, ranges: Any) -> None:
+    def _assigned(self, ranges: Mapping[sympy.Symbol, ValueRanges]) -> None:
         """Range constraints are assigned to a program."""
         for symbol, vr in ranges.items():
             now = (finite(vr.lower), finite(vr.upper))
@@ -140,9 +142,9 @@ class Recorder:
                 self.note("range", symbol, now)
             self.ranges[symbol] = now
 
-    def _pass(self, original: Any) -> Any:
+    def _pass(self, original: Callable[..., Any]) -> Callable[..., object]:
         @wraps(original)
-        def call(self_: PassBase, gm: Any) -> Any:
+        def call(self_: PassBase, gm: object) -> object:
             asserts, planned = _graph_facts(gm)
             self.passes.append(type(self_).__name__)
             try:
@@ -162,7 +164,7 @@ class Recorder:
         return call
 
 
-def _graph_facts(gm: Any) -> tuple[frozenset[str], dict[str, tuple[int, ...]]]:
+def _graph_facts(gm: object) -> tuple[frozenset[str], dict[str, tuple[int, ...]]]:
     """What a pass may change without the ShapeEnv: asserts and planned sizes."""
     if not isinstance(gm, torch.fx.GraphModule):
         return frozenset(), {}

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from itertools import zip_longest
-from typing import Any
 
 import sympy
 import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..errors import KeepdimError, fail
 from ..fx.nodes import shape_env_of
@@ -33,7 +33,7 @@ class ProgramShapes:
 
     contract: Contract
     symbols: dict[str, Dim]  # torch's symbol names → the contract's Dims
-    env: Any  # the ShapeEnv; None where nothing is symbolic
+    env: ShapeEnv | None  # None where nothing is symbolic
     unchecked: list[str]  # asserts over data that neither inputs nor outputs show, in the user's names
 
     @property
@@ -79,7 +79,7 @@ class _Reader:
         self.data: set[str] = set()  # torch's symbols that only the outputs show
         self.symbols = self._symbols()
 
-    def _exprs_of(self, arg: Any) -> list[Any]:
+    def _exprs_of(self, arg: object) -> list[sympy.Expr]:
         if isinstance(arg, TensorArgument):
             return [expr_of(d) for d in self.nodes[arg.name].meta["val"].shape]
         if isinstance(arg, SymIntArgument):
@@ -185,9 +185,9 @@ class _Reader:
                 out.append(Spec(name, "python", ()))
         return out
 
-    def _relations(self) -> list[tuple[Any, str]]:
+    def _relations(self) -> list[tuple[sympy.Basic, str]]:
         """Guards of the ShapeEnv and asserts of the graph, each with its reason."""
-        relations: list[tuple[Any, str]] = []
+        relations: list[tuple[sympy.Basic, str]] = []
         if self.env is not None:
             relations += [(self.env.replace(g.expr), RELIED) for g in self.env.guards]
         for n in self.ep.graph.nodes:
@@ -312,7 +312,7 @@ ITEMS = ("aten.item.default", "aten._local_scalar_dense.default")
 SELECTS = ("aten.select.int", "aten.select_copy.int")
 
 
-def _op_name(node: Any) -> str:
+def _op_name(node: torch.fx.Node) -> str:
     """The name of the ATen op of a node, in ATen or Edge dialect."""
     inner = getattr(node.target, "_op", None)
     return str(inner if isinstance(inner, OpOverload) else node.target)

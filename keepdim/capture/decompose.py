@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -20,7 +19,7 @@ aten = torch.ops.aten
 
 
 # ---------------------------------------------------------------- by rank
-def _ranked(x: Tensor, dim: int, keep: bool, rank: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor]:
+def _ranked(x: Tensor, dim: int, keep: bool, rank: Callable[[Tensor], object]) -> tuple[Tensor, Tensor]:
     """The value of a rank along a dim, and its index. NaN come last; `rank` is a function of the number of others."""
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
@@ -86,22 +85,22 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- products
-def _added(x: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+def _added(x: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
     if not product.is_floating_point():
         beta, alpha = int(beta), int(alpha)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else (x if beta == 1 else x * beta) + product
 
 
-def _addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+def _addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return _added(x, mat.mv(vec), beta, alpha).expand(mat.size(0))
 
 
-def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return _added(x, batch1.bmm(batch2).sum(0), beta, alpha)
 
 
-DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[OpOverload, Callable[..., object]] = {
     aten.median.dim: _median_along,
     aten.median.default: _median,
     aten.nanmedian.dim: _nanmedian_along,
@@ -130,7 +129,7 @@ def _replace(gm: GraphModule, n: FxNode) -> None:
     leaves, spec = pytree.tree_flatten((n.args, n.kwargs))
     places = [i for i, a in enumerate(leaves) if isinstance(a, FxNode)]
 
-    def call(*operands: Any) -> Any:
+    def call(*operands: object) -> object:
         given = list(leaves)
         for i, x in zip(places, operands, strict=True):
             given[i] = x

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from ..errors import describe_exception, fail
 
 
-def specs_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> list[Any]:
+def specs_of(model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Any], shapes: object) -> list[object]:
     """The dynamic_shapes entry of each flat input, None where nothing was said."""
     paths, _ = pytree.tree_flatten_with_path((args, kwargs))
     if hasattr(shapes, "dynamic_shapes"):  # torch's ShapesCollection
@@ -32,14 +32,14 @@ def specs_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         else shapes
     )
 
-    def find(path: Any) -> Any:
+    def find(path: object) -> object:
         try:
             return entry(path)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
             fail("capture", "dynamic_shapes", f"have another structure than the arguments ({describe_exception(e)})",
                  "Give an entry for each argument, nested as the arguments are", e)  # fmt: skip
 
-    def entry(path: Any) -> Any:
+    def entry(path: Any) -> object:
         side, first, *rest = [_key(k) for k in path]
         name, index = names[first] if side == 0 else (first, None)
         node, value = by_name.get(name), (args[first] if side == 0 else kwargs[first])
@@ -66,7 +66,7 @@ def _fields(value: Any) -> Sequence[str]:
     return value._fields
 
 
-def _key(k: Any) -> Any:
+def _key(k: object) -> Any:
     return getattr(k, "idx", getattr(k, "key", getattr(k, "name", None)))
 
 
@@ -81,7 +81,7 @@ def _argument_names(model: torch.nn.Module, count: int) -> list[tuple[str, int |
     return out[:count] if len(out) >= count else out
 
 
-def declared_dims(spec: Any) -> Iterator[tuple[int, Any]]:
+def declared_dims(spec: object) -> Iterator[tuple[int, object]]:
     """(dim, Dim or hint) of one tensor's entry."""
     if isinstance(spec, Mapping):
         yield from ((d, s) for d, s in spec.items() if s is not None)
@@ -96,7 +96,7 @@ def placeholder_values(ep: ExportedProgram) -> list[Any]:
     return [nodes[a.name].meta.get("val") if a.name in nodes else None for a in user]
 
 
-def names_of(ep: ExportedProgram, specs: list[Any]) -> dict[str, str]:
+def names_of(ep: ExportedProgram, specs: list[object]) -> dict[str, str]:
     """torch's symbol → the name of the user's Dim; an integer input's symbol has the input's name."""
     names: dict[str, str] = {}
     derived: dict[str, str] = {}

@@ -67,10 +67,10 @@ class Captured:
 
 
 def capture(
-    model: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None,
-    dynamic_shapes: Any = None,
+    model: object,
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None = None,
+    dynamic_shapes: object = None,
     *,
     modes: Sequence[Mode] | None = None,
     checks: Checks = Checks(),  # noqa: B008 - immutable
@@ -90,7 +90,7 @@ def capture(
         fail("capture", "kwargs", f"is a {type(kwargs).__name__}", "Give a dict; sizes are dynamic_shapes=…")
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
     leaves = distinct(leaves, [*model.parameters(), *model.buffers()])
-    given: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, in_spec)
+    given: tuple[tuple[object, ...], dict[str, object]] = pytree.tree_unflatten(leaves, in_spec)
     request = _Request(model, *given, dynamic_shapes, leaves, in_spec, specs_of(model, *given, dynamic_shapes), checks)
     refusals: list[KeepdimError] = []
     for lenient in (False, True):  # the second round accepts that eager itself fails on generated inputs
@@ -145,7 +145,7 @@ MODES = (
 
 
 def _export(
-    mode: Mode, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+    mode: Mode, model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object], shapes: object
 ) -> ExportedProgram:
     try:
         with fx_config.patch(backed_size_oblivious=mode.oblivious), symbolic_sizes(), torch.no_grad():
@@ -176,12 +176,12 @@ class _Request(NamedTuple):
     """What is to be exported."""
 
     model: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    dynamic_shapes: Any
-    leaves: list[Any]  # of args and kwargs
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    dynamic_shapes: object
+    leaves: list[object]  # of args and kwargs
     in_spec: pytree.TreeSpec
-    specs: list[Any]  # the entry of dynamic_shapes for each leaf
+    specs: list[object]  # the entry of dynamic_shapes for each leaf
     checks: Checks
 
 
@@ -247,7 +247,7 @@ def _parameters(model: torch.nn.Module) -> list[str]:
     return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
 
 
-def _narrowed(contract: Contract, specs: list[Any], unchecked: Sequence[str]) -> list[str]:
+def _narrowed(contract: Contract, specs: list[object], unchecked: Sequence[str]) -> list[str]:
     """Sentences about ranges that are smaller than declared, and about guards inside the range."""
     notes = []
     for i, spec in enumerate(specs):
@@ -283,7 +283,7 @@ def _narrowed(contract: Contract, specs: list[Any], unchecked: Sequence[str]) ->
     return notes
 
 
-def _int_or_none(x: Any) -> int | None:
+def _int_or_none(x: object) -> int | None:
     return x if isinstance(x, int) else None  # an end that was not given is torch's int_oo, or None
 
 
@@ -305,7 +305,7 @@ class _IntsAsTensors(torch.nn.Module):
         super().__init__()
         self.model, self.in_spec, self.transports = model, in_spec, transports
 
-    def forward(self, *flat: Any) -> Any:
+    def forward(self, *flat: Any) -> object:
         values = []
         for x, t in zip(flat, self.transports, strict=True):
             values.append(x.size(0) + t.offset if t.kind == "size" else x.item() if t.kind == "item" else x)

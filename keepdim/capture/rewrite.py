@@ -180,7 +180,7 @@ def _contiguous(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(plain, x.requires_grad) if isinstance(x, torch.nn.Parameter) else plain
 
 
-def _size(gm: GraphModule, target: Callable[..., Any], *args: Any) -> FxNode:
+def _size(gm: GraphModule, target: Callable[..., object], *args: Any) -> FxNode:
     """A node that computes a size, with its value."""
     values = [a.meta["val"] if isinstance(a, FxNode) else a for a in args]
     node = gm.graph.call_function(target, args)
@@ -208,7 +208,7 @@ def _whole_parts(gm: GraphModule, symbols: Mapping[str, Dim]) -> None:
 
 
 # Ops that split a tensor at indices, and the dim that they split, by rank.
-_CUTS: dict[Any, Callable[[int], int]] = {
+_CUTS: dict[object, Callable[[int], int]] = {
     aten.hsplit.array: lambda rank: min(1, rank - 1), aten.vsplit.array: lambda rank: 0,
     aten.dsplit.array: lambda rank: 2, aten.tensor_split.indices: lambda rank: 0,
 }  # fmt: skip
@@ -229,7 +229,7 @@ def _parts_as_slices(gm: GraphModule) -> None:
 
 
 # What is computed with a size as a float, as the same on tensors of one element.
-_ON_TENSORS: dict[Any, Callable[..., Any]] = {
+_ON_TENSORS: dict[object, Callable[..., object]] = {
     operator.add: aten.add.Tensor, operator.sub: aten.sub.Tensor, operator.mul: aten.mul.Tensor,
     operator.truediv: aten.div.Tensor, operator.neg: aten.neg.default, operator.pow: aten.pow.Tensor_Tensor,
     torch.sym_sqrt: aten.sqrt.default, math.sqrt: aten.sqrt.default, torch.sym_float: aten.alias.default,
@@ -246,7 +246,7 @@ def _float_sizes(gm: GraphModule) -> None:
     dtype = torch.float64 if wide else torch.float32
     twins: dict[FxNode, FxNode] = {}
 
-    def call(target: Any, *args: Any, **kwargs: Any) -> FxNode:
+    def call(target: Any, *args: object, **kwargs: object) -> FxNode:
         node = gm.graph.call_function(target, args, kwargs)
         values = [a.meta["val"] if isinstance(a, FxNode) else a for a in args]
         with mode:

@@ -61,7 +61,7 @@ def copy_program(ep: ExportedProgram) -> ExportedProgram:
 
 
 # ---------------------------------------------------------------- points and inputs
-def sized(contract: Contract, leaves: Sequence[Any], values: Mapping[str, int]) -> list[Any]:
+def sized(contract: Contract, leaves: Sequence[object], values: Mapping[str, int]) -> list[Any]:
     """The example inputs at other sizes: tensors are tiled or cut, integers set."""
     out = []
     for i, (leaf, spec) in enumerate(zip(leaves, contract.inputs, strict=True)):
@@ -105,7 +105,7 @@ def near(contract: Contract, values: dict[str, int]) -> dict[str, int] | None:
     return None
 
 
-def points(contract: Contract, leaves: Sequence[Any], most: int) -> list[dict[str, int]]:
+def points(contract: Contract, leaves: Sequence[object], most: int) -> list[dict[str, int]]:
     """The lower ends together and each alone, just above them, inside, and each upper end, with at most `most`
     elements.
 
@@ -147,7 +147,7 @@ class EagerComparison(NamedTuple):
     model: torch.nn.Module
     program: ExportedProgram
     symbols: Mapping[str, Dim]  # of torch's symbols in the program
-    leaves: Sequence[Any]
+    leaves: Sequence[object]
     in_spec: pytree.TreeSpec
     how: str  # it was exported
     checks: Checks
@@ -181,7 +181,7 @@ def compare(trial: EagerComparison, contract: Contract, lenient: bool = False) -
     return notes
 
 
-def _eager(trial: EagerComparison, contract: Contract, values: Mapping[str, int]) -> tuple[list[Any], Any]:
+def _eager(trial: EagerComparison, contract: Contract, values: Mapping[str, int]) -> tuple[list[object], object]:
     """Inputs that the model accepts at a point, and its results. Indices in the example may be too large for a smaller
     table, so 0 is tried, and 1, since lengths are rarely 0."""
     integer = [isinstance(x, torch.Tensor) and not x.is_floating_point() for x in trial.leaves]
@@ -219,7 +219,7 @@ def _compare_at(trial: EagerComparison, contract: Contract, values: Mapping[str,
         raise WrongNumbers(f"[capture] {subject}: torch.export gives {problem}. {remedy}.")
 
 
-def run(module: Callable[..., Any], flat: list[Any], in_spec: pytree.TreeSpec) -> Any:
+def run(module: Callable[..., object], flat: list[object], in_spec: pytree.TreeSpec) -> object:
     """One call on copies of the inputs."""
     args, kwargs = pytree.tree_unflatten([x.clone() if isinstance(x, torch.Tensor) else x for x in flat], in_spec)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -238,7 +238,7 @@ def _no_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def difference(want: Any, got: Any, **tolerance: float) -> str | None:
+def difference(want: object, got: object, **tolerance: float) -> str | None:
     """What is different, in words."""
     for a, b in zip(pytree.tree_leaves(want), pytree.tree_leaves(got), strict=True):
         if isinstance(a, torch.Tensor):

@@ -42,7 +42,7 @@ def check(text: str) -> None:
         fail("cli", text, "there is no such function", "Name a function of that file")
 
 
-def call_factory(text: str) -> tuple[Any, Any, Any]:
+def call_factory(text: str) -> tuple[object, Any, object]:
     """(model, args, dynamic_shapes) from the factory in `FILE.py:FACTORY`."""
     made = call_function(text)
     if not isinstance(made, tuple) or len(made) != 3 or not isinstance(made[1], (tuple, list)):
@@ -52,7 +52,7 @@ def call_factory(text: str) -> tuple[Any, Any, Any]:
     return made
 
 
-def call_function(text: str) -> Any:
+def call_function(text: str) -> object:
     """The result of calling `FILE.py:NAME`."""
     path, _, name = text.rpartition(":")
     try:
@@ -65,7 +65,7 @@ def call_function(text: str) -> Any:
         fail("cli", text, f"failed{at}: {type(e).__name__}: {e}", "Correct the function", cause=e)
 
 
-def _factory(path: Path, name: str) -> Callable[[], Any]:
+def _factory(path: Path, name: str) -> Callable[[], object]:
     spec = importlib.util.spec_from_file_location(f"keepdim_{path.stem}", path)
     if spec is None or spec.loader is None:
         fail("cli", str(path), "is not a Python file", FORM)

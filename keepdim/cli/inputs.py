@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import describe_exception, fail
 from ..files import path_of
@@ -79,7 +79,7 @@ def calls(given: Sequence[InputArgument]) -> list[dict[str, InputArgument]]:
     return [{name: values[min(i, len(values) - 1)] for name, values in by_name.items()} for i in range(count)]
 
 
-def value(spec: Spec, given: InputArgument | None, constant: Any) -> Any:
+def value(spec: Spec, given: InputArgument | None, constant: object) -> object:
     """The value of one input; a constant of the contract is optional."""
     subject = f"input {spec.name!r}"
     if spec.dtype == "python":

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from executorch.exir import tensor as exir_tensor
 from executorch.exir.backend.backend_details import BackendDetails
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.program import _program
 from torch._ops import OpOverload
 from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.fx import Node as FxNode
 from torch.fx.node import _side_effectful_functions
 
 from .patch import native, patch, wrapped, write
+
+if TYPE_CHECKING:
+    from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig, ExecutorchProgramManager
 
 nonzero = torch.ops.aten.nonzero.default
 
@@ -34,8 +40,8 @@ nonzero = torch.ops.aten.nonzero.default
 def nonzero_by_rows() -> Iterator[None]:
     """The result of nonzero is laid out as ExecuTorch's kernel writes it."""
 
-    def by_rows(by_columns: Any) -> Callable[..., torch.Tensor]:
-        def shape_of(mode: Any, func: OpOverload, x: torch.Tensor) -> torch.Tensor:
+    def by_rows(by_columns: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def shape_of(mode: FakeTensorMode, func: OpOverload, x: torch.Tensor) -> torch.Tensor:
             return x.new_empty(by_columns(mode, func, x).shape, dtype=torch.int64)
 
         return shape_of
@@ -53,8 +59,8 @@ def nonzero_by_rows() -> Iterator[None]:
 def orders_of_empty_results() -> Iterator[None]:
     """The dim order is computed from the upper bounds of strides."""
 
-    def by_bounds(order: Any) -> Callable[[Sequence[Any]], Any]:
-        def found(strides: Sequence[Any]) -> Any:
+    def by_bounds(order: Callable[[Sequence[int]], object]) -> Callable[[Sequence[int | torch.SymInt]], object]:
+        def found(strides: Sequence[int | torch.SymInt]) -> object:
             nodes = [s.node if isinstance(s, torch.SymInt) else None for s in strides]
             if any(n is not None and n.has_hint() and n.hint == 0 for n in nodes):
                 pairs = zip(nodes, strides, strict=True)
@@ -83,8 +89,10 @@ def as_kernels_write() -> Iterator[None]:
 def inner_branches() -> Iterator[None]:
     """ExecuTorch's flow finds branches at every depth."""
 
-    def at_every_depth(outer: Any) -> Callable[[GraphModule], Any]:
-        def all_of(gm: GraphModule) -> Any:
+    def at_every_depth(
+        outer: Callable[[GraphModule], list[tuple[str, GraphModule, FxNode]]],
+    ) -> Callable[[GraphModule], list[tuple[str, GraphModule, FxNode]]]:
+        def all_of(gm: GraphModule) -> list[tuple[str, GraphModule, FxNode]]:
             found = outer(gm)
             return found + [inner for _, body, _ in found for inner in all_of(body)]
 
@@ -117,13 +125,15 @@ def delegate_calls_kept() -> Iterator[None]:
     reason="watching a flow needs the begin and end of each backend's preprocess, which ExecuTorch does not report",
     upstream="to_backend takes a callback around preprocess",
 )
-def around_preprocess(around: Callable[[Any, ExportedProgram], AbstractContextManager[None]]) -> Iterator[None]:
+def around_preprocess(
+    around: Callable[[type[BackendDetails], ExportedProgram], AbstractContextManager[None]],
+) -> Iterator[None]:
     """Every backend's preprocess runs inside `around(backend, program)`."""
 
-    def watched(cls: Any) -> Callable[[Any], Callable[..., Any]]:
-        def wrap(original: Any) -> Callable[..., Any]:
+    def watched(cls: type[BackendDetails]) -> Callable[[Callable[..., object]], Callable[..., object]]:
+        def wrap(original: Callable[..., object]) -> Callable[..., object]:
             @wraps(original)
-            def preprocess(program: Any, specs: Any) -> Any:
+            def preprocess(program: ExportedProgram, specs: list[CompileSpec]) -> object:
                 with around(cls, program):
                     return original(program, specs)
 
@@ -144,7 +154,7 @@ def around_preprocess(around: Callable[[Any, ExportedProgram], AbstractContextMa
     reason="the signature of a method is known after it was lowered, and constant methods are given before",
     upstream="EdgeProgramManager takes constant methods until to_executorch",
 )
-def set_constant_methods(manager: Any, methods: dict[str, Any]) -> None:
+def set_constant_methods(manager: EdgeProgramManager, methods: Mapping[str, object]) -> None:
     """Constant methods of an EdgeProgramManager, instead of those that it has."""
     manager._config_methods = methods
 
@@ -155,7 +165,7 @@ def set_constant_methods(manager: Any, methods: dict[str, Any]) -> None:
     reason="ExecutorchProgramManager serialises its program when it is created: later changes are not in the file",
     upstream="ExecutorchProgramManager serialises on demand, or to_executorch takes a pass over the emitted program",
 )
-def serialise_again(manager: Any, config: Any) -> None:
+def serialise_again(manager: ExecutorchProgramManager, config: ExecutorchBackendConfig) -> None:
     """Serialise the current emitted program of an ExecutorchProgramManager again."""
     manager._pte_data, manager._tensor_data = _program.serialize_for_executorch(
         manager._emitter_output, config, manager._data_serializer, manager._named_data

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+import sympy
+import torch
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from .patch import write
 
@@ -19,7 +21,7 @@ from .patch import write
     reason="ExecuTorch rebuilds the ranges of a program from its ShapeEnv, where they differ from the exported ones",
     upstream="ExecuTorch carries range_constraints over, or ExportedProgram lets them be set",
 )
-def set_ranges(ep: ExportedProgram, ranges: Mapping[Any, Any], env: ShapeEnv) -> None:
+def set_ranges(ep: ExportedProgram, ranges: Mapping[sympy.Symbol, ValueRanges], env: ShapeEnv) -> None:
     """The ranges of a program's symbols, in itself and in its ShapeEnv, which later stages read."""
     for symbol, known in ranges.items():
         if symbol in env.var_to_range:
@@ -37,7 +39,7 @@ def set_ranges(ep: ExportedProgram, ranges: Mapping[Any, Any], env: ShapeEnv) ->
 def set_inputs(
     ep: ExportedProgram,
     signature: ExportGraphSignature,
-    added: Mapping[str, Any] | None = None,
+    added: Mapping[str, torch.Tensor] | None = None,
     dropped: Iterable[str] = (),
 ) -> None:
     """Set the signature of a program whose placeholders were changed, with the weights that were added and dropped."""

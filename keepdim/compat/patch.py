@@ -15,7 +15,7 @@ from .lock import lowering_lock
 
 P = ParamSpec("P")
 T = TypeVar("T")
-ABSENT: Any = object()
+ABSENT: object = object()
 
 
 class Entry(NamedTuple):
@@ -126,7 +126,7 @@ def use(name: str, *, of: str, version: str, reason: str, upstream: str) -> None
 
 
 @contextlib.contextmanager
-def swapped(owner: Any, name: Any, new: Any) -> Iterator[None]:
+def swapped(owner: Any, name: object, new: object) -> Iterator[None]:
     """Replace an entry of a table, or an attribute of a module or class, while the block runs."""
     table = isinstance(owner, MutableMapping)
     before = (owner if table else vars(owner)).get(name, ABSENT)
@@ -137,7 +137,7 @@ def swapped(owner: Any, name: Any, new: Any) -> Iterator[None]:
         _set(owner, name, before, table)
 
 
-def _set(owner: Any, name: Any, value: Any, table: bool) -> None:
+def _set(owner: Any, name: Any, value: object, table: bool) -> None:
     if table and value is ABSENT:
         del owner[name]
     elif table:
@@ -149,7 +149,7 @@ def _set(owner: Any, name: Any, value: Any, table: bool) -> None:
 
 
 @contextlib.contextmanager
-def wrapped(owner: Any, name: Any, wrap: Callable[[Any], Callable[..., Any]], theirs: Any = None) -> Iterator[None]:
+def wrapped(owner: Any, name: Any, wrap: Callable[[Any], Callable[..., object]], theirs: Any = None) -> Iterator[None]:
     """A function of a module, class or table becomes `wrap(function)` while the block runs, in this thread alone.
 
     `theirs` is what other threads call where the table has no function yet.
@@ -160,7 +160,7 @@ def wrapped(owner: Any, name: Any, wrap: Callable[[Any], Callable[..., Any]], th
     ours, here = wrap(theirs), {threading.get_ident()}
 
     @functools.wraps(theirs)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         return (ours if threading.get_ident() in here else theirs)(*args, **kwargs)
 
     with swapped(owner, name, staticmethod(call) if isinstance(held, staticmethod) else call):

@@ -6,8 +6,8 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
+import sympy
 import torch
 import torch.fx.experimental._config as fx_config
 import torch.utils._pytree as pytree
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, ShapeGuard
 
 from .patch import patch, use
 from .tracing import symbolic_sizes
@@ -31,7 +31,7 @@ class OpenShapeEnv(ShapeEnv):
     data still count: from them the ranges of `.item()` symbols are read when a graph is traced again.
     """
 
-    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate_expr(self, *args: object, **kwargs: object) -> object:
         with self.suppress_guards():
             return super().evaluate_expr(*args, **kwargs)
 
@@ -65,8 +65,8 @@ def answers_without_deciding(env: ShapeEnv | None) -> Iterator[None]:
 class Decisions:
     """What a ShapeEnv decided in a block, known when the block is over."""
 
-    guards: list[Any]
-    replaced: dict[Any, Any]  # symbol → what it was replaced by
+    guards: list[ShapeGuard]
+    replaced: dict[sympy.Symbol, sympy.Expr]  # symbol → what it was replaced by
 
 
 @patch(
@@ -154,10 +154,10 @@ class _Move:
             static_shapes=mode.static_shapes,
             export=mode.fake_tensor_converter.export,
         )
-        self.done: dict[int, Any] = {}
-        self.storages: dict[int, Any] = {}
+        self.done: dict[int, object] = {}
+        self.storages: dict[int, torch.UntypedStorage] = {}
 
-    def value(self, x: Any) -> Any:
+    def value(self, x: object) -> object:
         """The same with the other ShapeEnv; what has no sizes stays as it is."""
         if not isinstance(x, (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
             return x
@@ -165,7 +165,9 @@ class _Move:
             self.done[id(x)] = self._tensor(x) if isinstance(x, FakeTensor) else self._size(x)
         return self.done[id(x)]
 
-    def _size(self, x: Any) -> Any:
+    def _size(
+        self, x: int | torch.SymInt | torch.SymFloat | torch.SymBool
+    ) -> int | torch.SymInt | torch.SymFloat | torch.SymBool:
         if isinstance(x, int) or getattr(x.node, "shape_env", None) is not self.old:
             return x  # a constant
         return type(x)(x.node.with_shape_env(self.env))

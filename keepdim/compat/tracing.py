@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch._decomp.decompositions import slice_forward
 from torch._dynamo.eval_frame import remove_from_cache
+from torch._ops import OpOverload
 from torch._subclasses import fake_impls, fake_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -28,7 +29,8 @@ CHOSEN = aten.masked_select.default
 LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 
 
-def _shapes(x: torch.Tensor, hx: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
+def _shapes(x: torch.Tensor, hx: torch.Tensor | Sequence[torch.Tensor],
+            params: Sequence[torch.Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
             bidirectional: bool, batch_first: bool) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """A recurrent layer's results without their values: the states of every step, then the last ones."""
     first = [hx] if isinstance(hx, torch.Tensor) else list(hx)
@@ -36,12 +38,12 @@ def _shapes(x: torch.Tensor, hx: Any, params: Any, has_biases: bool, num_layers:
     return (x.new_empty((x.size(0), x.size(1), size)), *(torch.empty_like(h) for h in first))
 
 
-def _grid_sampler(mode: Any, x: torch.Tensor, grid: torch.Tensor, *how: Any) -> torch.Tensor:
+def _grid_sampler(mode: fake_tensor.FakeTensorMode, x: torch.Tensor, grid: torch.Tensor, *how: object) -> torch.Tensor:
     """torch computes a hundred ops and more for the shape of this one, each time that it is traced."""
     return x.new_empty((x.size(0), x.size(1), grid.size(1), grid.size(2)))
 
 
-def _slice_copy(mode: Any, x: torch.Tensor, *places: Any, **named: Any) -> torch.Tensor:
+def _slice_copy(mode: fake_tensor.FakeTensorMode, x: torch.Tensor, *places: object, **named: object) -> torch.Tensor:
     """torch decides the ends of slice_copy for the example, and those of slice for every size; where they depend on
     data, it makes a new symbol."""
     sizes = [v for v in (*x.shape, *places, *named.values()) if isinstance(v, torch.SymInt)]
@@ -50,16 +52,17 @@ def _slice_copy(mode: Any, x: torch.Tensor, *places: Any, **named: Any) -> torch
         return x.new_empty(form(x, *places, **named).shape)
 
 
-def _masked_select(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _masked_select(theirs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """torch bounds the result by the elements of x, which may be fewer than those of the mask."""
 
-    def run(mode: Any, func: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def run(mode: object, func: object, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return theirs(mode, func, *torch.broadcast_tensors(x, mask))
 
     return run
 
 
-def _pooled(n: Any, kernel: Any, before: Any, after: Any, stride: Any, dilation: Any, ceil: bool) -> Any:
+def _pooled(n: int | torch.SymInt, kernel: int, before: int, after: int, stride: int, dilation: int,
+            ceil: bool) -> int | torch.SymInt:  # fmt: skip
     """The size of a pool's result. With ceil_mode the last window must begin inside the input: torch checks that for
     the example, here it is the smaller of two sizes."""
     room = n + before + after - dilation * (kernel - 1) - 1
@@ -68,10 +71,10 @@ def _pooled(n: Any, kernel: Any, before: Any, after: Any, stride: Any, dilation:
     return torch.sym_min((room + stride - 1) // stride, (n + before - 1) // stride) + 1
 
 
-def _undecomposed(steps: Any) -> Any:
+def _undecomposed(steps: Callable[..., object]) -> Callable[..., object]:
     """A recurrent layer over a symbolic length as one op: torch only traces it step by step."""
 
-    def run(x: torch.Tensor, *args: Any) -> Any:
+    def run(x: torch.Tensor, *args: Any) -> object:
         known = isinstance(x.size(1 if args[-1] else 0), int)
         # In a proxy mode the layer is being decomposed: then its steps are needed, even if that fixes the length.
         return steps(x, *args) if known or get_proxy_mode() is not None else _shapes(x, *args)
@@ -80,7 +83,7 @@ def _undecomposed(steps: Any) -> Any:
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-               *args: Any, **kwargs: Any) -> Any:  # fmt: skip
+               *args: object, **kwargs: object) -> torch.Tensor:  # fmt: skip
     """Attention with its mask expanded: torch's decomposition asks whether there is one query."""
     mask = attn_mask
     if mask is not None and mask.dim() > 1 and isinstance(mask.size(-2), int) and mask.size(-2) == 1:
@@ -88,10 +91,12 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn
     return SDPA._op_dk(KEY, query, key, value, mask, *args, **kwargs)
 
 
-def _max_pool1d(x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
+def _max_pool1d(x: torch.Tensor, kernel: int | Sequence[int], stride: int | Sequence[int] = (),
+                padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1,
+                ceil: bool = False) -> torch.Tensor:  # fmt: skip
     """max_pool1d as max_pool2d: torch's decomposition reads the sizes as numbers."""
 
-    def two(v: Any, first: int) -> list[int]:
+    def two(v: int | Sequence[int], first: int) -> list[int]:
         v = [v] if isinstance(v, int) else list(v)
         return [first, *v] if v else []
 
@@ -100,15 +105,15 @@ def _max_pool1d(x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilatio
     return wide.squeeze(-2)
 
 
-def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int | None = None) -> Any:
+def _cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int | None = None) -> torch.Tensor:
     """cdist by differences at every size: torch uses matrix products from 26 points on."""
     return aten._cdist_forward.default(x, y, p, 2)
 
 
-def _affine_grid(theta: torch.Tensor, size: Any, align_corners: bool) -> torch.Tensor:
+def _affine_grid(theta: torch.Tensor, size: Sequence[int | torch.SymInt], align_corners: bool) -> torch.Tensor:
     """The centres of pixels, or their edges, from -1 to 1, times theta: torch reads the sizes as numbers."""
 
-    def line(n: Any) -> torch.Tensor:
+    def line(n: int | torch.SymInt) -> torch.Tensor:
         steps = 2 * torch.arange(n, dtype=theta.dtype, device=theta.device) - (n - 1)
         return steps / (torch.sym_max(n - 1, 1) if align_corners else n)
 
@@ -133,7 +138,7 @@ def forget_conds() -> None:
 
 
 # ---------------------------------------------------------------- patches
-def _kernel(op: Any, kernel: Callable[..., Any]) -> contextlib.ExitStack:
+def _kernel(op: OpOverload, kernel: Callable[..., object]) -> contextlib.ExitStack:
     """Another decomposition of an op that torch decomposes in C++ or in Python. Ops cache what they found."""
     stack = contextlib.ExitStack()
     stack.callback(op._dispatch_cache.clear)
@@ -142,7 +147,7 @@ def _kernel(op: Any, kernel: Callable[..., Any]) -> contextlib.ExitStack:
     return stack
 
 
-def _shape_functions(ours: Mapping[Any, Any]) -> contextlib.AbstractContextManager[None]:
+def _shape_functions(ours: Mapping[OpOverload, Callable[..., object]]) -> contextlib.AbstractContextManager[None]:
     """Shape functions that torch asks first, where a size is a symbol, for ops that have none there."""
     return wrapped(fake_tensor, "get_fast_op_impls", lambda theirs: lambda: {**theirs(), **ours})
 

@@ -26,8 +26,8 @@ def without_code() -> Iterator[None]:
     """transformers neither runs Python of a folder in this thread, nor asks on standard input whether to."""
     module = optional("load", "transformers.dynamic_module_utils")
 
-    def refused(run: Any) -> Callable[..., Any]:
-        def get_class_in_module(*args: Any, **kwargs: Any) -> Any:
+    def refused(run: Callable[..., object]) -> Callable[..., object]:
+        def get_class_in_module(*args: object, **kwargs: object) -> object:
             raise ValueError("trust_remote_code is False")
 
         return get_class_in_module
@@ -43,7 +43,7 @@ def fast_reader() -> Any:
     kinds, slow = package.GGUFValueType, package.GGUFReader
 
     class Reader(slow):  # type: ignore[misc, valid-type]
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[np.ndarray], list[int], list[int]]:
             if raw_type != kinds.ARRAY:
                 return super()._get_field_parts(orig_offs, raw_type)
             kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
@@ -84,7 +84,7 @@ def lists_read_at_once() -> Iterator[None]:
     "the model that it belongs to",
     upstream="a model takes a function as its attention, or AttentionInterface can forget a name",
 )
-def own_attention(model: Any, name: str, attend: Callable[..., Any]) -> Iterator[None]:
+def own_attention(model: Any, name: str, attend: Callable[..., object]) -> Iterator[None]:
     """The attention of all layers of a model is `attend`, which transformers knows as `name` until the block ends."""
     table = optional("lower", "transformers").AttentionInterface._global_mapping
     before = model.config._attn_implementation
@@ -103,7 +103,7 @@ def own_attention(model: Any, name: str, attend: Callable[..., Any]) -> Iterator
     "keys in a cache were rotated with those of earlier calls",
     upstream="a rotary embedding can be told to keep the frequencies of a short sequence",
 )
-def fixed_ropes(ropes: Iterable[Any]) -> Iterator[None]:
+def fixed_ropes(ropes: Iterable[torch.nn.Module]) -> Iterator[None]:
     """These rotary embeddings keep the frequencies of a short sequence."""
     with contextlib.ExitStack() as stack:
         for rope in ropes:
@@ -112,7 +112,7 @@ def fixed_ropes(ropes: Iterable[Any]) -> Iterator[None]:
         yield
 
 
-def _set_rope(rope: Any, kind: str, frequencies: torch.Tensor) -> None:
+def _set_rope(rope: torch.nn.Module, kind: str, frequencies: torch.Tensor) -> None:
     rope.rope_type, rope.inv_freq = kind, frequencies
 
 

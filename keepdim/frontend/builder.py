@@ -45,7 +45,7 @@ Rules = Mapping[OpOverload, Rule | None]
 def build(
     nodes: Iterable[FxNode],
     inputs: Sequence[FxNode],
-    outputs: Sequence[Any],
+    outputs: Sequence[object],
     constants: Mapping[FxNode, torch.Tensor],
     symbols: Mapping[str, Dim],
     quantised: Mapping[FxNode, Quantised] = {},
@@ -218,7 +218,7 @@ class NodeLowering(Values):
             raise Unsupported(f"no lowering rule for {overload(node) or node.target}")
         val = node.meta["val"]
         many = isinstance(val, (list, tuple))
-        out: Any = [self._out_shape(v) for v in val] if many else self._out_shape(val)
+        out: Shape | list[Shape] = [self._out_shape(v) for v in val] if many else self._out_shape(val)
         args, before = self._bind(rule.target, node), len(self.nodes)
         self.ids[node] = rule.lower(self, rule.name, args, out)
         args.finish()
@@ -262,14 +262,14 @@ class NodeLowering(Values):
         finally:
             self.nodes = outside
 
-    def _out_shape(self, val: Any) -> Shape:
+    def _out_shape(self, val: object) -> Shape:
         if not isinstance(val, torch.Tensor):
             raise Unsupported(f"a result of type {type(val).__name__} is not handled")
         return Shape(dtype_name(val.dtype, self.current), self._dims(val))
 
     def _bind(self, target: OpOverload, node: FxNode) -> Args:
-        bound: dict[str, Any] = {}
-        defaults: dict[str, Any] = {}
+        bound: dict[str, object] = {}
+        defaults: dict[str, object] = {}
         tensors: list[str] = []
         for i, arg in enumerate(target._schema.arguments):
             if arg.has_default_value():
@@ -283,7 +283,7 @@ class NodeLowering(Values):
         defaults = {k: Dim.const(v) if type(v) is int else v for k, v in defaults.items()}
         return Args(bound, defaults, tensors)
 
-    def _arg(self, x: Any) -> Any:
+    def _arg(self, x: object) -> Any:
         """A value id for a tensor, a Dim for an integer, anything else unchanged."""
         if isinstance(x, FxNode):
             if is_size(x):
@@ -311,7 +311,7 @@ class Builder(NodeLowering):
         super().__init__(inputs, symbols, rules)
         self.constraints = list(constraints)
 
-    def free(self, outputs: Sequence[Any]) -> Program:
+    def free(self, outputs: Sequence[object]) -> Program:
         """A Program in which every symbol is an integer input, to ask an engine about single nodes."""
         shapes: list[Spec | Value] = [*self.specs, *self.values]
         used = {a for v in shapes for d in v.dims for a in d.syms()}
@@ -325,7 +325,7 @@ class Builder(NodeLowering):
         self.specs, self.nodes = self.specs + extra, nodes
         return self._program([(spec, shift.get(i, i)) for spec, i in results], solve(sources)[0])
 
-    def finish(self, outputs: Sequence[Any]) -> Lowered:
+    def finish(self, outputs: Sequence[object]) -> Lowered:
         """The Program with its symbols bound to the sizes of the inputs."""
         symbols, rest = solve(self.sources)
         if rest:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
 
 from .. import passes
@@ -25,7 +25,7 @@ from .support import refusal
 
 
 def _quantised(
-    ep: Any, weights: Mapping[str, Quantised], constants: Mapping[FxNode, torch.Tensor]
+    ep: ExportedProgram, weights: Mapping[str, Quantised], constants: Mapping[FxNode, torch.Tensor]
 ) -> dict[FxNode, Quantised]:
     """Quantised weights by placeholder, from any name of their parameter (a tied one has several)."""
     if missing := sorted(set(weights) - set(ep.state_dict)):
@@ -35,7 +35,7 @@ def _quantised(
 
 
 def lower_program(
-    ep: Any,
+    ep: ExportedProgram,
     symbols: Mapping[str, Dim],
     engine: str | None,
     weights: Mapping[str, Quantised] = {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch._ops import OpOverload
@@ -86,7 +86,7 @@ def constants_of(ep: ExportedProgram) -> dict[FxNode, torch.Tensor]:
     return out
 
 
-def shape_env_of(values: Iterable[Any]) -> ShapeEnv | None:
+def shape_env_of(values: Iterable[object]) -> ShapeEnv | None:
     """The ShapeEnv of fake tensors and symbolic ints, or None if nothing is symbolic."""
     for v in values:
         if isinstance(v, (torch.SymInt, torch.SymBool)):

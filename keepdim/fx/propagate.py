@@ -7,7 +7,6 @@ metadata of an Edge graph where they differ, and raises for what still differs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 import torch.fx.experimental._config as fx_config
@@ -67,7 +66,7 @@ def disagreement_at(
     metadata."""
     values = dict(values)
 
-    def from_metadata(val: Any) -> Any:
+    def from_metadata(val: object) -> object:
         """A metadata value as a fake tensor or a number."""
         if isinstance(val, torch.Tensor):
             return torch.empty([number(to_size(d, symbols)) for d in val.shape], dtype=val.dtype)
@@ -79,7 +78,7 @@ def disagreement_at(
             values[name] = lo if lo is not None else hi if hi is not None else 0
         return dim.eval(values)
 
-    env: dict[FxNode, Any] = {}
+    env: dict[FxNode, object] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
         for n in ep.graph.nodes:
             if n.op in ("output", "get_attr"):
@@ -95,7 +94,7 @@ def disagreement_at(
     return None
 
 
-def _call(n: FxNode, env: Mapping[FxNode, Any]) -> Any:
+def _call(n: FxNode, env: Mapping[FxNode, object]) -> object:
     args, kwargs = pytree.tree_map_only(FxNode, lambda a: env.get(a, _Unknown), (n.args, n.kwargs))
     if any(a is _Unknown for a in pytree.tree_leaves((args, kwargs))):
         raise _Unknown
@@ -105,7 +104,7 @@ def _call(n: FxNode, env: Mapping[FxNode, Any]) -> Any:
         raise _Unknown from e
 
 
-def _shapes(value: Any) -> list[list[int] | int]:
+def _shapes(value: object) -> list[list[int] | int]:
     leaves = [v for v in pytree.tree_leaves(value) if isinstance(v, (torch.Tensor, int)) and not isinstance(v, bool)]
     return [list(v.shape) if isinstance(v, torch.Tensor) else v for v in leaves]
 
@@ -132,7 +131,7 @@ def _fresh(t: torch.Tensor) -> torch.Tensor:
     return torch.empty(t.shape, dtype=t.dtype)
 
 
-def _view_of(target: Callable[..., Any]) -> Callable[..., Any]:
+def _view_of(target: Callable[..., object]) -> Callable[..., object]:
     inner = getattr(target, "_op", None)
     op = inner if isinstance(inner, OpOverload) else target
     if not isinstance(op, OpOverload) or not op._schema.name.endswith("_copy"):

@@ -147,7 +147,7 @@ def walk(nodes: Iterable[Node]) -> Iterator[Node]:
             yield from walk(r.nodes)
 
 
-def _node_to_builtins(n: Node) -> dict[str, Any]:
+def _node_to_builtins(n: Node) -> dict[str, object]:
     """A node as builtins; floats that JSON lacks become strings."""
     attrs = {
         k: str(v) if isinstance(v, float) and (v != v or abs(v) == float("inf")) else v for k, v in n.attrs.items()
@@ -164,7 +164,7 @@ class _NodeHead(msgspec.Struct):
     regions: list[dict[str, Any]] = []
 
 
-def _read_node(raw: Any, dims: list[Dim], depth: int = 0) -> Node:
+def _read_node(raw: object, dims: list[Dim], depth: int = 0) -> Node:
     head = convert(raw, _NodeHead, dims)
     if head.regions and depth == MAX_DEPTH:
         fail("verify", f"node {head.op!r}", f"regions are nested deeper than {MAX_DEPTH}")
@@ -193,7 +193,7 @@ def _read_attr(name: str, v: Any, dims: list[Dim]) -> Attr:
     return tuple(dim(i) for i in v)
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, object]:
     """The JSON Schema of the format; a Dim is the index of a row of the contract's dims table.
 
     >>> "Contract" in schema()["$defs"]

@@ -108,7 +108,7 @@ def _argsort(c: ConcreteNode) -> torch.Tensor:
     return order.narrow(dim, 0, c.dims[dim]) if c.dims else order
 
 
-def _indices(c: ConcreteNode, first: int) -> list[Any]:
+def _indices(c: ConcreteNode, first: int) -> list[object]:
     """One index per dim, None if there is none."""
     given = dict(zip(c.attrs["dims"], c.ins[first:], strict=True))
     return [given.get(d) for d in range(c.ins[0].dim())]
@@ -217,7 +217,7 @@ def _conv(c: ConcreteNode) -> torch.Tensor:
     return ACTIVATIONS[c.attrs["activation"]](y) if "activation" in c.attrs else y
 
 
-def _window(c: ConcreteNode) -> tuple[int, dict[str, Any]]:
+def _window(c: ConcreteNode) -> tuple[int, dict[str, object]]:
     """The rank of a pool's window, and its arguments; ceil_mode by the result's size."""
     kernel, stride, pad = (list(c.attrs[k]) for k in ("kernel", "stride", "padding"))
     dilation, rank = list(c.attrs.get("dilation", [1] * len(kernel))), len(kernel)

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import NoReturn
 
 from ..errors import fail
 from ..shapes.contract import VERSION, Constraint, Contract, Source, Spec, Symbol
@@ -70,7 +70,7 @@ class _Reader:
         self.values: list[Value] = []
         self.ids: dict[str, int] = {}
 
-    def _bad(self, line: str) -> Any:
+    def _bad(self, line: str) -> NoReturn:
         fail("text", f"line {self.at}", f"cannot be read: {line.strip()!r}")
 
     def _match(self, pattern: str, line: str) -> tuple[str, ...]:

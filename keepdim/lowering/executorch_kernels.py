@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from executorch.exir.operator.convert import to_out_variant
@@ -99,7 +98,7 @@ def _missing(n: FxNode, kernels: set[str]) -> OpOverload | None:
     return None if _name(out) in kernels else op
 
 
-def _leaves(val: Any) -> list[Any]:
+def _leaves(val: object) -> list[object]:
     return list(val) if isinstance(val, (list, tuple)) else [val]
 
 

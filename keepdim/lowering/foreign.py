@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -21,6 +22,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..compat.executorch import around_preprocess
 from ..compat.shape_env import recorded_decisions
@@ -35,7 +37,7 @@ from .partitioner import TAG
 
 
 @contextlib.contextmanager
-def _watch(env: Any, symbols: dict[str, Dim], who: str) -> Iterator[None]:
+def _watch(env: ShapeEnv | None, symbols: dict[str, Dim], who: str) -> Iterator[None]:
     """Record decisions about sizes in this block; one that the contract does not imply is an error that names `who`."""
     with recorded_decisions(env) as made:
         yield
@@ -60,19 +62,19 @@ def _watch(env: Any, symbols: dict[str, Dim], who: str) -> Iterator[None]:
 class Watched(Partitioner):
     """A foreign partitioner whose every hook is watched."""
 
-    def __init__(self, inner: Partitioner, env: Any, contract: Contract, symbols: dict[str, Dim]):
+    def __init__(self, inner: Partitioner, env: ShapeEnv | None, contract: Contract, symbols: dict[str, Dim]):
         super().__init__(inner.spec if hasattr(inner, "_spec") else {})
         self.inner, self.env, self.contract, self.symbols = inner, env, contract, symbols
         self.backends: set[str] = set()
 
-    def _hook(self, name: str, *args: Any) -> Any:
+    def _hook(self, name: str, *args: object) -> Any:
         with _watch(self.env, self.symbols, f"{type(self.inner).__name__}.{name}"):
             return getattr(self.inner, name)(*args)
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         return self._hook("transform_for_pre_decomposition", exported_program)
 
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[FxNode], bool] | None]:
         return self._hook("ops_to_not_decompose", ep)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
@@ -90,7 +92,7 @@ def watched_backends(partitioner: list[Partitioner]) -> Iterator[None]:
         yield
         return
 
-    def watch(backend: Any, program: ExportedProgram) -> contextlib.AbstractContextManager[None]:
+    def watch(backend: type, program: ExportedProgram) -> contextlib.AbstractContextManager[None]:
         if backend.__module__.startswith(__package__ or "keepdim"):
             return contextlib.nullcontext()
         shared_weights.make_constants(program)
@@ -116,7 +118,7 @@ class BranchPartitioner(Partitioner):
         """Unchanged: they must not change anything outside their branches."""
         return exported_program
 
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[FxNode], bool] | None]:
         """Their answers, for nodes of their branches that read at most one tensor that is not a weight: an op that is
         kept and then not taken could not run."""
         asked = {mark: p.ops_to_not_decompose(ep) for mark, p in self.named.items()}
@@ -152,7 +154,7 @@ def _as_program(gm: GraphModule, ep: ExportedProgram) -> tuple[ExportedProgram, 
     graph = Graph()
     graph.output(graph.graph_copy(gm.graph, copies))
 
-    def argument(n: FxNode) -> Any:
+    def argument(n: FxNode) -> object:
         return (SymIntArgument if isinstance(n.meta.get("val"), torch.SymInt) else TensorArgument)(name=n.name)
 
     inputs = [InputSpec(InputKind.USER_INPUT, argument(n), None) for n in graph.nodes if n.op == "placeholder"]

@@ -7,13 +7,12 @@ begins with a call of the guard.
 
 from __future__ import annotations
 
-from typing import Any
-
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from msgspec.structs import replace
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from ..fx.nodes import attribute, graph_modules
@@ -66,7 +65,7 @@ def _inputs(program: ExportedProgram) -> list[FxNode]:
     return [nodes[s.arg.name] for s in program.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
 
 
-def _calls(gm: Any) -> list[tuple[FxNode, LoweredBackendModule]]:
+def _calls(gm: GraphModule) -> list[tuple[FxNode, LoweredBackendModule]]:
     """The calls of our delegates in a graph."""
     calls = [
         (n, attribute(n.args[0])) for n in gm.graph.find_nodes(op="call_function", target=executorch_call_delegate)
@@ -79,7 +78,7 @@ def _covered(program: ExportedProgram, contract: Contract) -> bool:
     nodes = _inputs(program)
     checks = [(set(n.args[1:]), Program.from_json(d.processed_bytes).contract) for n, d in _calls(program.graph_module)]
 
-    def covers(given: set[Any], has: Contract, name: str, lo: int | None, hi: int | None) -> bool:
+    def covers(given: set[FxNode], has: Contract, name: str, lo: int | None, hi: int | None) -> bool:
         shown = [i for i, s in enumerate(contract.inputs) if any(name in d.symbols() for d in s.dims)]
         return (name, lo, hi) in {(s.name, s.lo, s.hi) for s in has.symbols} and given.issuperset(
             nodes[i] for i in shown

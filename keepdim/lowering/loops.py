@@ -8,10 +8,19 @@ what is stacked grows along its first dim alone. And it counts the steps from wh
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
-from executorch.exir.schema import Bool, EValue, Instruction, Int, JumpFalseCall, KernelCall, Operator
+from executorch.exir.schema import (
+    Bool,
+    Chain,
+    EValue,
+    ExecutionPlan,
+    Instruction,
+    Int,
+    JumpFalseCall,
+    KernelCall,
+    Operator,
+)
 from torch.fx import GraphModule
 
 from ..errors import fail
@@ -35,7 +44,7 @@ def refuse(graphs: Iterable[GraphModule], symbols: Symbols) -> None:
                 fail("lower", f"scan {n.name!r}", fact, "Give that size a min of 1")
 
 
-def repair(plan: Any) -> bool:
+def repair(plan: ExecutionPlan) -> bool:
     """Let every result of a loop in this plan be resized, and every loop start at 0; returns whether there is one."""
     changed = False
     for chain in plan.chains:
@@ -63,7 +72,7 @@ def repair(plan: Any) -> bool:
     return changed
 
 
-def _first_row(plan: Any, stacked: int, row: int, step: int, at: int) -> list[Instruction]:
+def _first_row(plan: object, stacked: int, row: int, step: int, at: int) -> list[Instruction]:
     """In the first step the stacked result becomes that step's row: it then has the row's sizes, and grows."""
     zero, first = _value(plan, Int(0)), _value(plan, Bool(False))
     return [
@@ -73,7 +82,7 @@ def _first_row(plan: Any, stacked: int, row: int, step: int, at: int) -> list[In
     ]
 
 
-def _insert(chain: Any, at: int, new: list[Instruction]) -> None:
+def _insert(chain: Chain, at: int, new: list[Instruction]) -> None:
     """Put instructions before one; jumps to it find the new ones first, jumps to later ones are moved."""
     for call in (i.instr_args for i in chain.instructions):
         if isinstance(call, JumpFalseCall) and call.destination_instruction > at:
@@ -81,7 +90,7 @@ def _insert(chain: Any, at: int, new: list[Instruction]) -> None:
     chain.instructions[at:at] = new
 
 
-def _may_change(plan: Any, value: int) -> bool:
+def _may_change(plan: ExecutionPlan, value: int) -> bool:
     return plan.values[value].val.shape_dynamism.name != "STATIC"
 
 
@@ -89,7 +98,7 @@ def _name(op: Operator) -> str:
     return op.name + (f".{op.overload}" if op.overload else "")
 
 
-def _operator(plan: Any, name: str, overload: str) -> int:
+def _operator(plan: ExecutionPlan, name: str, overload: str) -> int:
     for i, op in enumerate(plan.operators):
         if (op.name, op.overload) == (name, overload):
             return i
@@ -97,6 +106,6 @@ def _operator(plan: Any, name: str, overload: str) -> int:
     return len(plan.operators) - 1
 
 
-def _value(plan: Any, value: Any) -> int:
+def _value(plan: ExecutionPlan, value: object) -> int:
     plan.values.append(EValue(value))
     return len(plan.values) - 1

@@ -72,7 +72,7 @@ class _OutlineBuilder:
             return
         made = tuple(self.spec(name, val) for name, val in tensors)
         if n.target is executorch_call_delegate:
-            callee: Any = n.args[0]
+            callee: object = n.args[0]
             delegate: Any = attribute(callee)
             given = tuple(names.get(i, i.name) if isinstance(i, FxNode) else "" for i in n.args[1:])
             yield Step(delegate.backend_id, given, made, delegate=hash_of(delegate.processed_bytes))

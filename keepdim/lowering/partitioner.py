@@ -13,17 +13,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import sympy
 import torch
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.lowered_backend_module import executorch_call_delegate
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from ..capture.contract_reader import ProgramShapes, item_symbols, read_shapes
 from ..capture.rewrite import contiguous_layers
@@ -148,11 +152,11 @@ class EnginePartitioner(Partitioner):
         self.contract: Contract | None = None
         self.symbols: dict[str, Dim] = {}
         self.items: dict[tuple[int, int, int], str] = {}
-        self.ranges: dict[Any, Any] = {}
+        self.ranges: dict[sympy.Symbol, ValueRanges] = {}
         self.reasons: dict[str, str] = {}  # node name → why it stays with ExecuTorch
         self.delegated: Counter[str] = Counter()
         self.partitions = 0
-        self._kept_ops: list[Any] | None = None
+        self._kept_ops: list[OpOverload] | None = None
 
     @classmethod
     def load(cls) -> None:
@@ -184,13 +188,13 @@ class EnginePartitioner(Partitioner):
             contiguous_layers(gm)
         return ep
 
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[FxNode], bool] | None]:
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[FxNode], bool] | None]:
         """Ops that are not decomposed, because every use in it is taken; decided once, before decomposition."""
         if self._kept_ops is None:
             symbols = self._symbols_of(ep)
             nodes = [n for gm in graph_modules(ep.graph_module) for n in gm.graph.nodes if n.op == "call_function"]
             uses = [(n, overload(n)) for n in nodes if ops.needs_preserving(overload(n))]
-            refused: dict[Any, str] = {}
+            refused: dict[OpOverload, str] = {}
             for n, target in uses:
                 if (why := support.reason(n, symbols, self.engine)) is not None:
                     refused.setdefault(target, why)
@@ -231,7 +235,7 @@ class EnginePartitioner(Partitioner):
     def _symbols_of(self, ep: ExportedProgram) -> Symbols:
         return Symbols(self.symbols, self._shape_env(ep))
 
-    def _shape_env(self, ep: ExportedProgram) -> Any:
+    def _shape_env(self, ep: ExportedProgram) -> ShapeEnv | None:
         return _env_of(ep) if self._method is None else self._method[0].env
 
     def _propose(self, ep: ExportedProgram, gm: GraphModule, top: bool) -> Iterator[list[FxNode]]:
@@ -285,7 +289,7 @@ class _Support(OperatorSupportBase):
         self.symbols, self.engine, self.reasons = symbols, engine, reasons
         self.known: dict[FxNode, bool] = {}
 
-    def is_node_supported(self, submodules: Any, node: FxNode) -> bool:
+    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: FxNode) -> bool:
         if node.op != "call_function":
             return False
         if node.target is getitem:
@@ -305,7 +309,7 @@ def _shared(node: FxNode) -> str | None:
     return "another backend serves a branch" if node.target is COND and calls else None
 
 
-def _refuse_steps(uses: list[tuple[FxNode, Any]], refused: dict[Any, str]) -> None:
+def _refuse_steps(uses: list[tuple[FxNode, OpOverload]], refused: dict[OpOverload, str]) -> None:
     """Fail for a recurrent layer that is not taken and has a dynamic length: it is decomposed into its steps."""
     for n, target in uses:
         batch_first = n.args[-1]
@@ -376,13 +380,13 @@ def _tag_constants(ep: ExportedProgram) -> None:
             n.meta[TAG] = min(t for t in tags if t is not None)
 
 
-def _env_of(ep: ExportedProgram) -> Any:
+def _env_of(ep: ExportedProgram) -> ShapeEnv | None:
     """The ShapeEnv of a program, searched for: ExecuTorch gives a backend, and a partitioner in its own flow, a program
     and nothing else."""
     return shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
 
 
-def restore_ranges(ep: ExportedProgram, ranges: dict[Any, Any], env: Any) -> None:
+def restore_ranges(ep: ExportedProgram, ranges: Mapping[sympy.Symbol, ValueRanges], env: ShapeEnv | None) -> None:
     """Give a program the ranges it was exported with, in itself and in its ShapeEnv (which later stages read)."""
     if env is not None:
         set_ranges(ep, ranges, env)

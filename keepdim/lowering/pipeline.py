@@ -16,14 +16,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir import (
+    EdgeCompileConfig,
+    EdgeProgramManager,
+    ExecutorchBackendConfig,
+    ExecutorchProgramManager,
+    to_edge_transform_and_lower,
+)
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.lowered_backend_module import executorch_call_delegate
 from executorch.exir.passes import MemoryPlanningPass
+from executorch.exir.schema import Program as EmittedProgram
 from msgspec.structs import replace
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -98,7 +104,7 @@ class Artifact:
 def _named_partitioners(captured: Captured) -> dict[Mark, Partitioner]:
     """The partitioners that implementations of dispatches name. Graphs know implementations by name only, so two
     dispatches of one name must agree."""
-    named: dict[Mark, Any] = {}
+    named: dict[Mark, object] = {}
     for d in captured.dispatches:
         for i in d.implementations:
             if type(named.setdefault((d.name, i.name), i.partitioner)) is not type(i.partitioner):
@@ -264,7 +270,7 @@ def check_options(engine: str, precision: str) -> None:
     check_precision(precision)
 
 
-def _write(edge: Any, path: Path, methods: dict[str, str]) -> None:
+def _write(edge: EdgeProgramManager, path: Path, methods: dict[str, str]) -> None:
     """Write the sealed file of a lowered program."""
     set_constant_methods(edge, methods)
     with as_kernels_write(), delegate_calls_kept():
@@ -276,7 +282,7 @@ def _write(edge: Any, path: Path, methods: dict[str, str]) -> None:
         pte.seal(part)
 
 
-def _to_edge(program: ExportedProgram, partitioner: list[Partitioner], symbols: Symbols) -> Any:
+def _to_edge(program: ExportedProgram, partitioner: list[Partitioner], symbols: Symbols) -> EdgeProgramManager:
     graphs = list(graph_modules(program.graph_module))
     marking = [shared_weights.MarkingPartitioner(p, program.state_dict) for p in partitioner[:1]]
     with watched_backends(partitioner), inner_branches(), as_kernels_write():
@@ -323,7 +329,7 @@ def _mutated(program: ExportedProgram) -> list[int]:
     return [inputs.index(str(s.target)) for s in specs.output_specs if s.kind == OutputKind.USER_INPUT_MUTATION]
 
 
-def _to_executorch(edge: Any) -> Any:
+def _to_executorch(edge: EdgeProgramManager) -> ExecutorchProgramManager:
     try:
         # Inputs are read from the caller's memory; planning them would cost a copy, and memory for their upper bounds.
         config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
@@ -337,7 +343,7 @@ def _to_executorch(edge: Any) -> Any:
         fail("lower", "ExecuTorch", f"cannot emit this program: {describe_exception(e)}", cause=e)
 
 
-def _check_emitted(emitted: Any) -> None:
+def _check_emitted(emitted: EmittedProgram) -> None:
     """Check that every result of a delegate has memory for its Program's sizes: emitting traces the graph again."""
     for plan in emitted.execution_plan:
         for call in (i.instr_args for chain in plan.chains for i in chain.instructions):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
@@ -32,7 +31,7 @@ class _Weight:
     def __init__(self, name: str, data: torch.Tensor):
         self.name, self.data = name, data
 
-    def __deepcopy__(self, memo: Any) -> _Weight:
+    def __deepcopy__(self, memo: dict[int, object]) -> _Weight:
         return self
 
 
@@ -49,7 +48,7 @@ class MarkingPartitioner(Partitioner):
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         return self.inner.transform_for_pre_decomposition(exported_program)
 
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> object:
         return self.inner.ops_to_not_decompose(ep)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:

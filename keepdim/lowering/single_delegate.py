@@ -7,7 +7,6 @@ minutes for a large model. So ExecuTorch gets a method that only calls the deleg
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.fx.experimental._config as fx_config
@@ -70,7 +69,7 @@ class OutputSizes(torch.nn.Module):
     def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         if not self.contract.outputs:  # a guard, whose symbols may be data, which has no size
             return []
-        sizes: dict[str, Any] = {}
+        sizes: dict[str, object] = {}
         for s in self.contract.symbols:
             shown = inputs[s.source.input].size(s.source.index)
             sizes[s.name] = s.solve(shown, lambda d: d.over(sizes, FUNCTIONS))
@@ -93,7 +92,7 @@ class _Caller(torch.nn.Module):
         super().__init__()
         self.delegate = delegate
 
-    def forward(self, *inputs: torch.Tensor) -> Any:
+    def forward(self, *inputs: torch.Tensor) -> object:
         return executorch_call_delegate(self.delegate, *inputs)
 
 

@@ -19,7 +19,7 @@ from ..errors import describe_exception, fail, optional
 
 NESTED = 20  # levels of a config, which may contain configs of parts of the model
 # Keys of a config whose value transformers may load or run as code, and the values that are harmless.
-KEYS: dict[str, tuple[Any, ...]] = {
+KEYS: dict[str, tuple[object, ...]] = {
     "attn_implementation": (None, "eager", "sdpa"),
     "_attn_implementation": (None, "eager", "sdpa"),
     "_attn_implementation_internal": (None, "eager", "sdpa"),
@@ -51,7 +51,7 @@ def read_model(stage: str, kind: str, folder: Path) -> Any:
 
 
 @one_at_a_time
-def read_tokenizer(stage: str, folder: Path, **more: Any) -> Any:
+def read_tokenizer(stage: str, folder: Path, **more: object) -> object:
     """The tokenizer of a folder."""
     auto = optional(stage, "transformers").AutoTokenizer
     for path in sorted(folder.glob("*tokenizer_config.json")):
@@ -112,7 +112,7 @@ def _remedy(key: str) -> str:
     return f"Remove {key} from the file"
 
 
-def _check_name(stage: str, path: Path, name: Any, what: str = "weight file") -> None:
+def _check_name(stage: str, path: Path, name: object, what: str = "weight file") -> None:
     """Raise if a name in a JSON file is not a plain file name in the folder."""
     plain = isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0", ":"} & {*name}
     if not plain:
@@ -123,7 +123,7 @@ def _check_name(stage: str, path: Path, name: Any, what: str = "weight file") ->
 _TOO_DEEP = object()
 
 
-def _entries(value: Any, left: int) -> Iterator[tuple[str, Any]]:
+def _entries(value: object, left: int) -> Iterator[tuple[str, object]]:
     """Keys and values of an object and of all nested ones."""
     if not left:
         yield "", _TOO_DEEP
@@ -135,7 +135,7 @@ def _entries(value: Any, left: int) -> Iterator[tuple[str, Any]]:
             yield from _entries(inner, left - 1)
 
 
-def read_object(stage: str, path: Path) -> dict[str, Any]:
+def read_object(stage: str, path: Path) -> dict[str, object]:
     """A JSON file of a checkpoint."""
     try:
         found = json.loads(path.read_bytes())  # transformers writes Infinity, which strict readers refuse

@@ -94,7 +94,7 @@ class LanguageModel:
         be in the same folder."""
         self.module.save(path)
 
-    def __reduce_ex__(self, _: Any) -> NoReturn:
+    def __reduce_ex__(self, _: object) -> NoReturn:
         fail("save", "model", "cannot be copied or pickled: it has an open file and a runtime",
              "Write it with save(path), and load that where it is needed")  # fmt: skip
 
@@ -160,7 +160,7 @@ class LanguageModel:
         return users
 
 
-def _integers(values: Any, subject: str, remedy: str) -> torch.Tensor:
+def _integers(values: object, subject: str, remedy: str) -> torch.Tensor:
     """As i64 [n]; one sequence of integers and nothing else."""
     try:
         given = torch.as_tensor(values)
@@ -227,7 +227,7 @@ def lower_llm(
     return lowered
 
 
-def _check_settings(quant: Any, weights: Any, text: Any) -> None:
+def _check_settings(quant: object, weights: object, text: object) -> None:
     if quant is not None and (not isinstance(quant, str) or quant not in STORED):
         fail("lower", f"quant {quant!r:.80}", f"is not one of {', '.join(STORED)}")
     if weights is not None and not isinstance(weights, Mapping):
@@ -317,7 +317,7 @@ class _Call:
 
     position: torch.Tensor
 
-    def __deepcopy__(self, _: Any) -> _Call:
+    def __deepcopy__(self, _: object) -> _Call:
         return self  # copies of the decoder share the one attention that is registered with transformers
 
 
@@ -345,7 +345,7 @@ class _Decoder(torch.nn.Module):
         ):
             yield
 
-    def _changing_ropes(self) -> list[Any]:
+    def _changing_ropes(self) -> list[object]:
         """Those whose frequencies change with the length of the sequence: keys in a cache cannot be rotated again, so
         the context has to be short enough for one set of them."""
         found = []
@@ -380,7 +380,7 @@ class _Decoder(torch.nn.Module):
 
     def _attend(self, layer: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                 attention_mask: torch.Tensor | None, scaling: float | None = None, sliding_window: int | None = None,
-                **more: Any) -> tuple[torch.Tensor, None]:  # fmt: skip
+                **more: object) -> tuple[torch.Tensor, None]:  # fmt: skip
         """Attention as transformers calls it."""
         about = f"attention of {type(layer).__name__}"
         for name in ("softcap", "s_aux", "head_mask"):

@@ -165,7 +165,7 @@ def model_folder(name: str | Path) -> Path:
     return folder
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _config(path: Path) -> dict[str, object]:
     """A JSON file of the checkpoint; empty if it is missing."""
     return checkpoint.read_object("embed", path) if path.is_file() else {}
 

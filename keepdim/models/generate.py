@@ -138,7 +138,7 @@ class Stream(Iterator[str]):
         return self._pieces.throw(error)
 
 
-def _check_text(subject: str, text: Any) -> None:
+def _check_text(subject: str, text: object) -> None:
     if not isinstance(text, str):
         fail("generate", subject, f"is a {type(text).__name__}, expected a str")
     try:
@@ -147,7 +147,7 @@ def _check_text(subject: str, text: Any) -> None:
         fail("generate", subject, f"is not a text of Unicode ({e.reason} at {e.start})", cause=e)
 
 
-def _check_max_tokens(max_tokens: Any) -> None:
+def _check_max_tokens(max_tokens: object) -> None:
     if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
         fail(
             "generate", "max_tokens", f"{max_tokens!r:.80} is not a number of tokens from 1 on", "Give an int, or None"
@@ -378,7 +378,7 @@ def _from_folder(path: Path, options: _LowerOptions) -> LanguageModel:
     return made
 
 
-def _text(tokenizer: Any, model: Any) -> Text:
+def _text(tokenizer: Any, model: object) -> Text:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         fail("generate", "tokenizer", f"{type(tokenizer).__name__} has no fast form")

@@ -76,7 +76,7 @@ class ReaderTensor(Protocol):
 class ReaderField(Protocol):
     """A metadata field."""
 
-    def contents(self) -> Any: ...
+    def contents(self) -> object: ...
 
 
 class Reader(Protocol):
@@ -193,7 +193,7 @@ class _Settings:
             fail("load", self.path.name, f"its field '{self.architecture}.{name}' is {value!r}, expected {expected}")
         return value
 
-    def optional(self, name: str, default: Any = None) -> Any:
+    def optional(self, name: str, default: object = None) -> Any:
         """A field that may be missing; None if it is 0 or 'none'."""
         self.unread.discard(name)
         value = field(self.reader, f"{self.architecture}.{name}")
@@ -206,7 +206,7 @@ class _Settings:
                 fail("load", self.path.name, f"its field '{self.architecture}.{name}' = {value!r} is not known for it")
 
 
-def _config(s: _Settings, factors: dict[str, list[float]]) -> tuple[str, dict[str, Any], float]:
+def _config(s: _Settings, factors: dict[str, list[float]]) -> tuple[str, dict[str, object], float]:
     """The class of the configuration, its values, and the divisor of rope's frequencies."""
     values: dict[str, Any] = {ours: s.size(name) for name, ours in SIZES.items()}
     hidden, heads, layers = values["hidden_size"], values["num_attention_heads"], values["num_hidden_layers"]
@@ -249,7 +249,7 @@ def _config(s: _Settings, factors: dict[str, list[float]]) -> tuple[str, dict[st
     return name, values, factor
 
 
-def _scaling(s: _Settings, rope: dict[str, Any], factors: dict[str, list[float]]) -> float:
+def _scaling(s: _Settings, rope: dict[str, object], factors: dict[str, list[float]]) -> float:
     """Rope scaling for longer contexts: yarn and longrope (whose factors are tensors) go into `rope` for transformers;
     the factor of a linear scaling is returned."""
     kind = s.optional("rope.scaling.type", "linear")  # the default if there is only a factor
@@ -369,7 +369,7 @@ def field(reader: Reader, name: str) -> Any:
         fail("load", f"field {name!r}", "is not UTF-8", "The GGUF file is damaged: copy it again", e)
 
 
-def read_tokenizer(path: Path) -> Any:
+def read_tokenizer(path: Path) -> object:
     """The tokenizer of a file: made by transformers, then corrected by settings that it does not read."""
     with lists_read_at_once():
         tokenizer = checkpoint.read_tokenizer("generate", path.parent, gguf_file=path.name)

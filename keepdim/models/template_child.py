@@ -35,7 +35,7 @@ def render(job: dict[str, Any]) -> str:
     def refuse(message: str) -> None:
         raise Refused(str(message))
 
-    def to_json(value: Any, **more: Any) -> str:
+    def to_json(value: object, **more: Any) -> str:
         return json.dumps(value, ensure_ascii=False, **more)
 
     environment = ImmutableSandboxedEnvironment(

@@ -75,7 +75,7 @@ def run(
     so; the Program records each pass."""
     out = dict(weights)
 
-    def with_weights(f: Callable[..., Any], *more: Any) -> Rewrite:
+    def with_weights(f: Callable[..., Any], *more: object) -> Rewrite:
         def run(p: Program, _: Supports) -> Program:
             nonlocal out
             p, out = f(p, out, *more)

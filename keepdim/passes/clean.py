@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -173,7 +172,7 @@ def prune_branches(p: Program, supports: Supports = supports_all) -> Program:
 
 def merge_common(p: Program, supports: Supports = supports_all) -> Program:
     """Common subexpression elimination. Nodes that read a state are kept: it may change between them."""
-    seen: dict[Any, int] = {}
+    seen: dict[object, int] = {}
 
     def rule(g: Graph, n: Node) -> Made:
         if len(n.outs) != 1 or n.regions or any(g.values[i].kind == "state" for i in n.ins if i >= 0):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -210,7 +209,7 @@ def drop_dead(p: Program, supports: Supports = supports_all) -> Program:
 
 def renumber(n: Node, new: Callable[[int], int], outs: bool = False) -> Node:
     """The node with new value ids: its operands, and with `outs` also its results."""
-    regions: Any = tuple(
+    regions = tuple(
         Region(tuple(renumber(m, new, outs) for m in r.nodes), tuple(map(new, r.results))) for r in n.regions
     )
     return Node(n.op, tuple(map(new, n.ins)), tuple(map(new, n.outs)) if outs else n.outs, n.attrs, regions)

@@ -21,9 +21,9 @@ Range = tuple[int, int]  # inclusive
 Size = int | torch.SymInt
 # What a user's function is called with and returns may be anything; these are its containers.
 Function = Callable[..., Any]
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
-Examples = Sequence[Any] | Function  # arguments, or a function of the axes that makes them
+Args = tuple[object, ...]
+Kwargs = dict[str, object]
+Examples = Sequence[object] | Function  # arguments, or a function of the axes that makes them
 RESERVED = ("run", "upto", "name", "partitioner", "self")  # parameters of `impl`, which takes axes as keywords
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
 PREFIX = "_keepdim_"  # of generated names, so that they do not clash with the user's parameters
@@ -98,7 +98,7 @@ def _axis(subject: str, name: str, text: str, domain: Mapping[str, Range]) -> Ax
     return Axis(name, text, lo, hi, sources, tuple(dict.fromkeys(reads)))
 
 
-def checked_range(where: str, given: Any) -> Range:
+def checked_range(where: str, given: object) -> Range:
     """A pair of integers in order."""
     pair = tuple(given) if isinstance(given, (tuple, list)) else ()
     if len(pair) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) for v in pair):
@@ -200,11 +200,11 @@ class Reader:
         self.numbers = _function(subject, head, f"{' and '.join([*numbers, *equal])} and ({firsts})")
         self._values = _function(subject, head, "".join(f"{t}, " for t in self._used))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Without the compiled functions, which cannot be pickled."""
         return {k: getattr(self, k) for k in ("_used", "_subject", "_axes", "_head", "_order")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._compile()
 
@@ -221,7 +221,7 @@ class Reader:
             found.append(more.pop(name))
         return tuple(found), more
 
-    def tensors(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+    def tensors(self, *args: object, **kwargs: object) -> dict[str, torch.Tensor]:
         """The tensors that the axes read; a non-tensor, or a missing dimension, is an error."""
         found = dict(zip(self._used, self._values(*args, **kwargs), strict=True))
         for axis in self._axes:

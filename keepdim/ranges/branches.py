@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.utils._pytree as pytree
@@ -77,14 +77,14 @@ def unalias(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     return pytree.tree_unflatten(leaves, spec)
 
 
-def bare_cond(pred: torch.SymBool, low: Function, high: Function, args: Args, kwargs: Kwargs) -> Any:
+def bare_cond(pred: torch.SymBool, low: Function, high: Function, args: Args, kwargs: Kwargs) -> object:
     """The cond op without Dynamo: each tensor once as an operand, other arguments closed over."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     unique = {id(x): x for x in leaves if isinstance(x, torch.Tensor)}
     order = list(unique)
 
     def on(part: Function) -> Function:
-        def run(*tensors: torch.Tensor) -> Any:
+        def run(*tensors: torch.Tensor) -> object:
             replaced = [tensors[order.index(id(x))] if isinstance(x, torch.Tensor) else x for x in leaves]
             a, k = pytree.tree_unflatten(replaced, spec)
             return part(a, k)

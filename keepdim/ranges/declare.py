@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from executorch.exir.backend.partitioner import Partitioner
 
 Fresh = dict[int, tuple[bool, ...]]  # implementation → which of its results are fresh and contiguous
-Cond = Callable[[torch.SymBool, Function, Function, Args, Kwargs], Any]  # `bare_cond`
+Cond = Callable[[torch.SymBool, Function, Function, Args, Kwargs], object]  # `bare_cond`
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class Implementation:
     run: Function
     partitioner: Partitioner | None = None  # lowers its branch, if not the program's partitioner
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Implementation:
+    def __deepcopy__(self, memo: dict[int, object]) -> Implementation:
         # Partitioners cannot be copied.
         return Implementation(self.name, copy.deepcopy(self.run, memo), self.partitioner)
 
@@ -227,7 +227,7 @@ class Dispatch(torch.nn.Module):
         cut = sorted({i for i, _ in boxes.cuts(self._tree or 0)})
         self._cut = [0, 1] if self._product and cut else cut
 
-    def check(self, *examples: Any, **kwargs: Any) -> Dispatch:
+    def check(self, *examples: object, **kwargs: object) -> Dispatch:
         """Raise if the declaration is incomplete; with example arguments, also if the implementations cannot be
         branches of one program."""
         if not self.implementations:
@@ -260,7 +260,7 @@ class Dispatch(torch.nn.Module):
         return self.name if self._tree is None else str(self.table).replace("\n", "; ")
 
     # ------------------------------------------------------------ calling
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the implementation for these sizes."""
         if kwargs and self._read is not None:
             args, kwargs = self._read.to_positional(args, kwargs)
@@ -337,7 +337,7 @@ class Dispatch(torch.nn.Module):
                      f"max={axis.hi})}}}}")  # fmt: skip
 
     # ------------------------------------------------------------ graphs
-    def _in_dynamo(self, args: Args, kwargs: Kwargs) -> Any:
+    def _in_dynamo(self, args: Args, kwargs: Kwargs) -> object:
         """Traced by Dynamo: concrete sizes choose now (and are guarded), symbolic sizes become conds."""
         assert self._read is not None and self._tree is not None
         sizes = self._read.sizes(*args, **kwargs)
@@ -359,7 +359,7 @@ class Dispatch(torch.nn.Module):
         args, kwargs = unalias(args, kwargs)
         return self._branch(self._tree, args, kwargs, None, inside=False)
 
-    def _in_export(self, sizes: Sequence[Size], args: Args, kwargs: Kwargs) -> Any:
+    def _in_export(self, sizes: Sequence[Size], args: Args, kwargs: Kwargs) -> object:
         """Called by torch.export, or by any tracing with symbolic sizes, outside Dynamo."""
         assert self._tree is not None
         self._refuse_static_sizes(sizes)
@@ -429,7 +429,7 @@ class Dispatch(torch.nn.Module):
 
     def _branch(
         self, node: Tree, args: Args, kwargs: Kwargs, fresh: Fresh | None, inside: bool, cond: Cond | None = None
-    ) -> Any:
+    ) -> object:
         """The conds of a subtree; a node that the range of a symbol decides adds no cond."""
         if isinstance(node, int):
             return self._leaf(node, args, kwargs, fresh, inside, cond)
@@ -445,7 +445,7 @@ class Dispatch(torch.nn.Module):
         return torch.cond(n <= at, lambda: self._branch(low, args, kwargs, fresh, True),
                           lambda: self._branch(high, args, kwargs, fresh, True), ())  # fmt: skip
 
-    def _leaf(self, i: int, args: Args, kwargs: Kwargs, fresh: Fresh | None, inside: bool, cond: Cond | None) -> Any:
+    def _leaf(self, i: int, args: Args, kwargs: Kwargs, fresh: Fresh | None, inside: bool, cond: Cond | None) -> object:
         """Run one implementation. Inside a cond its results are made contiguous and unaliased."""
         chosen = self.implementations[i]
         with fx_traceback.annotate({IMPLEMENTATION: chosen.name}):
@@ -478,14 +478,14 @@ class Dispatch(torch.nn.Module):
         inner = [self.implementations[i].run for i in range(len(self.implementations)) if self._nested(i)]
         return [*boxes.cuts(self._tree or 0), *(c for d in inner for c in d._cuts())]  # type: ignore[attr-defined]
 
-    def _for_shapes(self, args: Args, kwargs: Kwargs, inside: bool = False) -> Any:
+    def _for_shapes(self, args: Args, kwargs: Kwargs, inside: bool = False) -> object:
         """Called inside an implementation of another dispatch during its preflight run."""
         self._check_ranges(self._sizes(args, kwargs), inside)
         assert self._tree is not None
         self._inspect(self._tree, args, kwargs)
         return self.implementations[0].run(*args, **kwargs)
 
-    def _shapes_inside(self, *args: Any, **kwargs: Any) -> Any:
+    def _shapes_inside(self, *args: object, **kwargs: object) -> object:
         return self._for_shapes(args, kwargs, inside=True)
 
     def _inspect(self, node: Tree, args: Args, kwargs: Kwargs) -> Fresh:
@@ -529,7 +529,7 @@ class Dispatch(torch.nn.Module):
             assert self._tree is not None
             return inputs, self._inspect(self._tree, inputs.args, inputs.kwargs)
 
-    def graph(self, *examples: Any) -> GraphModule:
+    def graph(self, *examples: object) -> GraphModule:
         """The nested conds as a GraphModule, from example arguments with concrete sizes.
 
         For callers such as Inductor's lowering of a custom op, where every size is concrete and a cond on it would
@@ -540,7 +540,7 @@ class Dispatch(torch.nn.Module):
         args, _ = self._example_args(examples, {})
         inputs, fresh = self._symbolic_inputs(args, {})
 
-        def run(*args: Any) -> Any:
+        def run(*args: object) -> object:
             assert self._tree is not None
             return self._branch(self._tree, args, {}, fresh, False, bare_cond)
 

@@ -90,7 +90,7 @@ def symbolic_inputs(
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     made: dict[int, torch.Tensor] = {}
 
-    def fake(x: Any) -> Any:
+    def fake(x: object) -> object:
         if not isinstance(x, torch.Tensor):
             return x
         if id(x) not in made:
@@ -114,7 +114,7 @@ def symbolic_inputs(
     return SymbolicInputs(mode, env, mine, more)
 
 
-def distinct(leaves: Sequence[Any], others: Sequence[torch.Tensor] = ()) -> list[Any]:
+def distinct(leaves: Sequence[Any], others: Sequence[torch.Tensor] = ()) -> list[object]:
     """Clone repeated tensors and those in `others`: a trace merges a tensor that is passed twice into one input."""
     seen = {id(t) for t in others}
     out = []
@@ -258,7 +258,7 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
     return fresh
 
 
-def _run(subject: str, name: str, run: Function, args: Args, kwargs: Kwargs) -> Any:
+def _run(subject: str, name: str, run: Function, args: Args, kwargs: Kwargs) -> object:
     global _in_preflight
     outer, _in_preflight = _in_preflight, True
     with _disable_current_modes():  # captured tensors are real: an op may mutate them, which is undone below
@@ -282,12 +282,12 @@ def _like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
 
 
-def any_fake(*tree: Any) -> bool:
+def any_fake(*tree: object) -> bool:
     """Whether any tensor among them is fake."""
     return any(isinstance(x, FakeTensor) for x in _tensors(tree))
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def _tensors(tree: object) -> list[torch.Tensor]:
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
@@ -372,7 +372,7 @@ def _check_guard(subject: str, name: str, axes: Sequence[Axis], sizes: Sequence[
 
 def _guard_location(guard: ShapeGuard) -> tuple[Any, bool]:
     """Where a guard was added, and whether that is torch's code."""
-    at: Any = getattr(guard.sloc, "framework_loc", None)
+    at: object = getattr(guard.sloc, "framework_loc", None)
     return at, hasattr(at, "filename") and at.filename.startswith(TORCH)
 
 
@@ -432,7 +432,7 @@ def _expr(n: Size | sympy.Expr) -> sympy.Expr:
     return n.node.expr if isinstance(n, torch.SymInt) else sympy.sympify(n)
 
 
-def _env(leaves: Sequence[Any]) -> ShapeEnv:
+def _env(leaves: Sequence[object]) -> ShapeEnv:
     for x in leaves:
         for n in x.shape if isinstance(x, torch.Tensor) else (x,):
             if isinstance(n, torch.SymInt):

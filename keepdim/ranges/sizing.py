@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import sympy
 import torch
@@ -30,7 +29,7 @@ class Problem:
     reference: Function | None
     examples: Examples
     boxes: Sequence[Box]  # declared ranges; implementations are compared at their ends too
-    partitioners: Mapping[str, Any] = field(default_factory=dict)  # candidate's name → its partitioner
+    partitioners: Mapping[str, object] = field(default_factory=dict)  # candidate's name → its partitioner
 
     @property
     def domain(self) -> Box:
@@ -98,7 +97,7 @@ class Sizer:
         assert self.links is not None
         point, links = self._point(sizes), self.links.sizes
 
-        def resized(x: Any) -> Any:
+        def resized(x: object) -> object:
             if not isinstance(x, torch.Tensor):
                 return x
             y = x.detach()
@@ -114,7 +113,7 @@ class Sizer:
         """dynamic_shapes for torch.export, found by comparing arguments at two sizes of each axis."""
         names = [Dim(a.name, min=a.lo, max=a.hi) for a in self.problem.axes]
         first = self.at(lowest)
-        specs: list[dict[int, Any]] = [{} for _ in pytree.tree_leaves(first)]
+        specs: list[dict[int, object]] = [{} for _ in pytree.tree_leaves(first)]
         for i, axis in enumerate(self.problem.axes):
             moved = self.at(self.nearest((*lowest[:i], highest[i], *lowest[i + 1 :])))
             step = self.problem.read.sizes(*moved)[i] - lowest[i]

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import torch
@@ -86,7 +86,7 @@ class _Forced:
         self.forced, self.more = {name: value}, more
         self.built: set[int] = set()
 
-    def __call__(self, x: torch.Tensor) -> Any:
+    def __call__(self, x: torch.Tensor) -> object:
         if x.shape[0] in self.built:
             return self.delegate.run([x, *self.more])
         before = _native.thresholds(ENGINE)

@@ -134,7 +134,7 @@ def _compiled(run: Function) -> str:
     return show(code) if isinstance(code, CodeType) else ""
 
 
-def _simple_values(values: Mapping[str, Any] | Mapping[int, Any]) -> str:
+def _simple_values(values: Mapping[str, object] | Mapping[int, object]) -> str:
     """Those that are numbers, texts and dtypes, as text."""
     kinds = (bool, int, float, str, torch.dtype)
     return repr({k: v for k, v in values.items() if all(isinstance(x, kinds) for x in pytree.tree_leaves(v))})
@@ -197,7 +197,7 @@ def compare(problem: Problem, sizer: Sizer, points: Sequence[AxisSizes]) -> None
                 fail("tune", where, f"is not the reference at {at}: {why}")
 
 
-def _run(where: str, run: Function, args: Args, at: str) -> Any:
+def _run(where: str, run: Function, args: Args, at: str) -> object:
     """One call; it is an error if it mutates its arguments."""
     with torch.inference_mode(False), torch.no_grad():  # inference mode does not count versions
         copies = pytree.tree_map_only(torch.Tensor, torch.clone, args)
@@ -214,7 +214,7 @@ def _run(where: str, run: Function, args: Args, at: str) -> Any:
     return out
 
 
-def _tensors(where: str, out: Any) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
+def _tensors(where: str, out: object) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
     """The results of a call, and their tree spec."""
     values, spec = pytree.tree_flatten(out)
     if not values or not all(isinstance(v, torch.Tensor) for v in values):
@@ -351,7 +351,7 @@ class _AsModule(torch.nn.Module):
         super().__init__()
         self.run = run
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: object) -> object:
         return self.run(*args)
 
 

@@ -164,7 +164,7 @@ class _Page:
         self.values.append(row | {"block": block, "width": width} | ({"key": key} if key else {}))
         return len(self.values) - 1
 
-    def node(self, **row: Any) -> int:
+    def node(self, **row: object) -> int:
         self.nodes.append(row)
         return len(self.nodes) - 1
 

@@ -195,13 +195,13 @@ class Contract(msgspec.Struct, frozen=True, omit_defaults=True):
         """A Dim table that knows this contract's symbols."""
         return DimTable(s.name for s in (*self.symbols, *self.data))
 
-    def to_wire(self, table: DimTable) -> dict[str, Any]:
+    def to_wire(self, table: DimTable) -> dict[str, object]:
         """Builtins, with every Dim as an index into the table; rows may be added until the table is written."""
         body = msgspec.to_builtins(self, enc_hook=table.id)
         return {"dims": table.rows, **body}
 
     @staticmethod
-    def from_wire(raw: Any) -> tuple[Contract, list[Dim]]:
+    def from_wire(raw: object) -> tuple[Contract, list[Dim]]:
         """From builtins; also returns the Dims of the table, which a Program's values refer to."""
         if not isinstance(raw, dict) or not isinstance(raw.get("symbols"), list):
             fail("verify", "contract", f"is not a contract ({type(raw).__name__})")
@@ -244,10 +244,10 @@ def decode(data: bytes | str) -> dict[str, Any]:
     return raw
 
 
-def convert(raw: Any, kind: type, dims: Sequence[Dim]) -> Any:
+def convert(raw: object, kind: type, dims: Sequence[Dim]) -> Any:
     """Typed structs from builtins; an integer in place of a Dim is an index into the table."""
 
-    def dim(_: type, i: Any) -> Dim:
+    def dim(_: type, i: object) -> Dim:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < len(dims):
             raise ValueError(f"{i} is not one of {len(dims)} dims")
         return dims[i]
@@ -263,11 +263,11 @@ class DimTable:
     """Dims as unique rows in topological order: their form in a file and in C++."""
 
     def __init__(self, symbols: Iterable[str] = ()):
-        self.rows: list[list[Any]] = []
-        self._ids: dict[Any, int] = {}
+        self.rows: list[list[object]] = []
+        self._ids: dict[object, int] = {}
         self._symbols = {name: i for i, name in enumerate(symbols)}
 
-    def _row(self, kind: str, arg: Any) -> int:
+    def _row(self, kind: str, arg: object) -> int:
         key = (kind, tuple(arg) if isinstance(arg, list) else arg)
         if key not in self._ids:
             self._ids[key] = len(self.rows)
@@ -293,7 +293,7 @@ class DimTable:
         return terms[0] if len(terms) == 1 else self._row("add", terms)
 
     @staticmethod
-    def read(rows: Any, symbols: Sequence[Dim]) -> list[Dim]:
+    def read(rows: object, symbols: Sequence[Dim]) -> list[Dim]:
         """Dims from rows; every rule of the table is checked."""
         dims: list[Dim] = []
         if not isinstance(rows, list):
@@ -312,7 +312,7 @@ class DimTable:
         return dims
 
 
-def _read_row(i: int, row: Any, dims: Sequence[Dim], symbols: Sequence[Dim]) -> Dim:
+def _read_row(i: int, row: object, dims: Sequence[Dim], symbols: Sequence[Dim]) -> Dim:
     match row:
         case ["const", int(v)] if not isinstance(v, bool):
             return Dim.const(checked(v, f"dim {i}"))

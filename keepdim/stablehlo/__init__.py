@@ -7,7 +7,7 @@ worker process that reads untrusted files. Takes models, Programs and files; ret
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .export import to_stablehlo
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _HOMES = {"RULES": "rules", "StableHLOProgram": "program", "load_stablehlo": "file", "to_stablehlo": "export"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

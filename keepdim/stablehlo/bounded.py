@@ -72,7 +72,7 @@ def _extreme(op: str) -> Callable[[Any, Any], _Number]:
     return lambda a, b: a.op(op, b) if isinstance(a, _Number) else b.op(op, a)
 
 
-FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+FUNCTIONS: dict[str, Callable[[Any, Any], _Number]] = {
     "floordiv": operator.floordiv,
     "mod": lambda a, b: a.op("remainder", b),
     "max": _extreme("maximum"),
@@ -87,7 +87,7 @@ class PublicFunction:
         self.program = program
         self.lines: list[str] = []
         self.types: list[str] = []  # of its arguments
-        self.sizes: dict[str, Any] = {}  # symbol → its value
+        self.sizes: dict[str, _Number] = {}  # symbol → its value
 
     def value(self, line: str) -> str:
         """Add an operation; returns the name of its value."""

@@ -97,7 +97,7 @@ def _max_pool_index(c: Call) -> Array:
     starts = [iota(c.extents, a) * s - p for a, s, p in zip(w.axes, w.stride, w.pad, strict=True)]
 
     def flat(positions: Sequence[Array]) -> Array:
-        total: Any = 0
+        total: object = 0
         for a, at in zip(w.axes, positions, strict=True):
             total = total * c.size(0, a) + at
         return total

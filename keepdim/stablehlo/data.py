@@ -7,29 +7,32 @@ size. Only StableHLO has lowering rules for them, not the engines.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax.numpy as jnp
 import torch
 from jax import lax
+from torch._ops import OpOverload
 
 from ..frontend.ops import RULES as TORCH_RULES
 from ..frontend.ops import Args, Rule, Sink, Unsupported
+from ..frontend.ops.table import Lower
 from ..ir.program import NONE, Attr, Shape
 from ..shapes.dim import Dim
 from .table import Array, Call, Extent, highest, iota, nonempty, product, rule, take
 
+L = TypeVar("L", bound=Lower)
 aten = torch.ops.aten
-RULES_WITH_DATA: dict[Any, Rule | None] = dict(TORCH_RULES)  # including those of the engines
+RULES_WITH_DATA: dict[object, Rule | None] = dict(TORCH_RULES)  # including those of the engines
 # A model's asserts over its data are not checked in StableHLO.
 RULES_WITH_DATA |= {t: None for t in (aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
                                    aten.sym_constrain_range.default)}  # fmt: skip
 
 
-def op(name: str, *targets: Any) -> Callable[[Any], Any]:
+def op(name: str, *targets: OpOverload) -> Callable[[L], L]:
     """Register the lowering of an overload to nodes; it takes precedence over the engines'."""
 
-    def register(lower: Any) -> Any:
+    def register(lower: L) -> L:
         RULES_WITH_DATA.update({t: Rule(name, t, lower) for t in targets})
         return lower
 

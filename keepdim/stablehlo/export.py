@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,10 +46,10 @@ CLEAN = ("inline", "canonicalize", "cse", "symbol-dce")
 @one_at_a_time
 def to_stablehlo(
     model: torch.nn.Module | ExportedProgram | Captured,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
     bounds: bool = False,
 ) -> StableHLOProgram:
     """A StableHLO program of a model, for every shape its contract allows.
@@ -106,7 +105,7 @@ def _lower(ep: ExportedProgram, symbols: Mapping[str, Dim]) -> Lowered:
     return passes.run(*lowered, supports=lambda p: all(n.op in RULES for n in p.walk()))
 
 
-def _decomposed(captured: Captured, kept: Collection[Any]) -> tuple[ExportedProgram, Mapping[str, Dim]]:
+def _decomposed(captured: Captured, kept: Collection[object]) -> tuple[ExportedProgram, Mapping[str, Dim]]:
     """Decompose to core ATen except for these ops; no size is specialised."""
     ep, shapes = captured.program, captured.shapes
     with open_sizes(shapes.env):
@@ -121,7 +120,7 @@ def _decomposed(captured: Captured, kept: Collection[Any]) -> tuple[ExportedProg
 # ---------------------------------------------------------------- the trace
 def trace(program: Program, sizes: Sizes, given: Mapping[int, Array]) -> tuple[list[Array], dict[int, Array]]:
     """Trace the Program in jax: the results, and new values of states."""
-    values: dict[int, Any] = {**given, NONE: None}
+    values: dict[int, object] = {**given, NONE: None}
     _run(program, program.nodes, sizes, values)
     changed = {i: values[i] for i in given if values[i] is not given[i]}
     specs = zip(program.results, program.contract.outputs, strict=True)
@@ -129,7 +128,7 @@ def trace(program: Program, sizes: Sizes, given: Mapping[int, Array]) -> tuple[l
     return [jnp.asarray(y) for y in outs], changed
 
 
-def _run(program: Program, nodes: Sequence[Node], sizes: Sizes, values: dict[int, Any]) -> None:
+def _run(program: Program, nodes: Sequence[Node], sizes: Sizes, values: dict[int, object]) -> None:
     for node in nodes:
         out = program.value(node.outs[0])
         subject = f"{node.op} {out.name!r}"
@@ -166,7 +165,7 @@ def _with_extents(y: Array, expected: Sequence[Extent]) -> Array:
     return y
 
 
-def _cond(program: Program, call: Call, values: Mapping[int, Any]) -> tuple[Array, ...]:
+def _cond(program: Program, call: Call, values: Mapping[int, object]) -> tuple[Array, ...]:
     """One of two regions, chosen by a size, or by data if there is an operand."""
     for n in walk(call.node.regions[0].nodes + call.node.regions[1].nodes):
         if n.op in MUTATES or "symbol" in n.attrs:

@@ -81,11 +81,11 @@ def broadcast(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
     return tuple(next((d for d in each if d.value != 1), Dim.const(1)) for each in zip(*wide, strict=True))
 
 
-def _positions(c: Call, first: int) -> tuple[tuple[Any, ...], tuple[Dim, ...]]:
+def _positions(c: Call, first: int) -> tuple[tuple[object, ...], tuple[Dim, ...]]:
     """Indices for jax and their broadcast dims; out of range in their padding."""
     every = range(first, len(c.ins))
     together = broadcast([c.given[i] for i in every])
-    at: list[Any] = [slice(None)] * c.ins[0].ndim
+    at: list[object] = [slice(None)] * c.ins[0].ndim
     for i, axis in zip(every, c.each("dims"), strict=True):
         n, index = c.size(0, axis), c.spread(i, together)
         index = jnp.where(index < 0, index + n, index)

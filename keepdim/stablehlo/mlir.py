@@ -53,7 +53,7 @@ class Type:
 
 
 @cache
-def _context_type() -> tuple[Any, Any]:
+def _context_type() -> tuple[Any, object]:
     """A context type without dialects, and a registry of jax's dialects; made without importing jax."""
     bindings()
     from jaxlib.mlir import ir

@@ -63,7 +63,7 @@ class StableHLOProgram:
         self.arguments, self.results = list(arguments), list(results)
         self.notes: list[str] = []  # of capture, and of graphs that were refused; not in a file
         self.executables = Executables()
-        self._uploaded: list[Any] | None = None
+        self._uploaded: list[object] | None = None
         self._protocol = CallProtocol(signature)
 
     # -- computed on demand
@@ -97,7 +97,7 @@ class StableHLOProgram:
         return f"keepdim.StableHLOProgram ({form})\n{self.contract}"
 
     # -- refining
-    def refine(self, **sizes: Any) -> StableHLOProgram:
+    def refine(self, **sizes: object) -> StableHLOProgram:
         """A program for these sizes: `refine(seq_len=16)` by symbols, or `refine(x=(1, 16, 64))` by inputs' shapes.
 
         Symbols that are not given stay dynamic. Sizes outside the contract are refused before any pass runs.
@@ -121,7 +121,7 @@ class StableHLOProgram:
         sizes = ["?" if d.value is None else str(d.value) for d in dims]
         return f"tensor<{'x'.join([*sizes, ELEMENTS[self.arguments[i].dtype]])}>"
 
-    def _symbols(self, given: Mapping[str, Any]) -> dict[str, int]:
+    def _symbols(self, given: Mapping[str, object]) -> dict[str, int]:
         """Values of symbols, by name or from the shapes of inputs; raises if the contract does not allow them."""
         symbols = {s.name: s for s in self.inner.symbols}
         inputs = {s.name: i for i, s in enumerate(self.inner.inputs)}
@@ -173,7 +173,7 @@ class StableHLOProgram:
                 fail("refine", f"constraint {c}", f"does not hold at {at}")
 
     # -- running
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run on XLA's CPU client. Takes torch, numpy or jax arrays, then states; returns torch tensors."""
         flat, states = self._given(args, kwargs)
         inputs, values = self._bind(flat)
@@ -182,7 +182,7 @@ class StableHLOProgram:
         run = self.executables.get(key, lambda: self._compiled(values, (*given, *states)))
         return self._result(run([*map(upload, (*given, *states)), *self._weights()]), values)
 
-    def interpret(self, *args: Any, **kwargs: Any) -> Any:
+    def interpret(self, *args: object, **kwargs: object) -> Any:
         """Run on StableHLO's reference interpreter: slow, and the definition of the operations."""
         from .interpret import interpret_tensors
 
@@ -192,7 +192,7 @@ class StableHLOProgram:
         weights = [self.weights[a.name] for a in self.arguments if a.kind == "const"]
         return self._result(interpret_tensors(self._static(values), [*given, *states, *weights]), values)
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[torch.Tensor]]:
+    def _given(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[list[object], list[torch.Tensor]]:
         """The contract's inputs in order, and the states."""
         count = len(args) - len(self.states)
         if count < 0:
@@ -202,7 +202,7 @@ class StableHLOProgram:
         self._check_states(states)
         return list(self._protocol.flatten(*pytree.tree_map(tensor, (args[:count], kwargs)))), states
 
-    def _bind(self, flat: Sequence[Any]) -> tuple[list[torch.Tensor], dict[str, int]]:
+    def _bind(self, flat: Sequence[object]) -> tuple[list[torch.Tensor], dict[str, int]]:
         """The tensors that main takes, checked against the contract, and the symbols' values."""
         inputs = self._protocol.inputs(flat)
         return inputs, self.inner.bind(inputs)
@@ -220,7 +220,7 @@ class StableHLOProgram:
             torch.zeros(t.dims, dtype=DTYPE_OF[a.dtype]) for a, t in zip(self.states, self._state_types, strict=True)
         ]
 
-    def _weights(self) -> list[Any]:
+    def _weights(self) -> list[object]:
         """The weights on the device, uploaded once."""
         if self._uploaded is None:
             self._uploaded = [upload(self.weights[a.name]) for a in self.arguments if a.kind == "const"]
@@ -239,7 +239,7 @@ class StableHLOProgram:
                 fail("run", f"argument {i} {a.name!r}", f"is {x.dtype} {list(x.shape)}, and the module takes {t}")
         return hlo
 
-    def _result(self, outs: Sequence[torch.Tensor], values: dict[str, int]) -> Any:
+    def _result(self, outs: Sequence[torch.Tensor], values: dict[str, int]) -> object:
         """Outputs, sliced to their sizes, in the model's structure; states after them."""
         counts = {a.name: int(y) for a, y in zip(self.results, outs, strict=True) if a.kind == "count"}
         padded = self.bounded or bool(counts)
@@ -259,7 +259,7 @@ class StableHLOProgram:
         save(self, path, inside)
 
 
-def _as_ints(size: Any) -> Any:
+def _as_ints(size: Any) -> object:
     """An integer as an int, a sequence of them as a list of ints; None for anything else."""
     if isinstance(size, (tuple, list)):
         sizes = [_as_ints(n) for n in size]
@@ -297,7 +297,7 @@ def _slice_to(y: torch.Tensor, dims: Sequence[Dim], values: Mapping[str, int]) -
     return y if list(y.shape) == sizes else y[tuple(slice(0, n) for n in sizes)].contiguous()
 
 
-def tensor(x: Any) -> Any:
+def tensor(x: object) -> object:
     """An array of numpy or jax as a tensor of the same memory; anything else as it is."""
     if isinstance(x, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(x)) if x.flags.writeable else torch.from_numpy(x.copy())

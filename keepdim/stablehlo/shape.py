@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +91,7 @@ def _flip(c: Call) -> Array:
     return x
 
 
-def triangle(lower: bool) -> Any:
+def triangle(lower: bool) -> Callable[[Call], Array]:
     def call(c: Call) -> Array:
         x = c.ins[0]
         off = iota(x.shape, x.ndim - 1) - iota(x.shape, x.ndim - 2) - c.attr("diagonal")

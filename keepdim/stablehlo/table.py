@@ -28,7 +28,7 @@ DTYPES = {
 FLOAT16S = (jnp.float16, jnp.bfloat16)
 Extent = Any  # an int, or a symbolic dimension of jax.export
 Scalar = bool | int | float
-Functions = Mapping[str, Callable[[Any, Any], Any]]
+Functions = Mapping[str, Callable[[Any, Any], Extent]]
 SHAPES: Functions = {"floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "max": max_dim, "min": min_dim}
 NUMBERS: Functions = {"floordiv": jnp.floor_divide, "mod": jnp.remainder, "max": jnp.maximum, "min": jnp.minimum}
 
@@ -158,7 +158,7 @@ class Call:
     def has(self, name: str) -> bool:
         return name in self.node.attrs
 
-    def attr(self, name: str, default: Any = None) -> Any:
+    def attr(self, name: str, default: object = None) -> Any:
         """A bool, string or float; a Dim as a number."""
         v = self.node.attrs.get(name, default)
         return self.sizes.number(v) if isinstance(v, Dim) else v

@@ -50,7 +50,7 @@ class Worker:
             self._pipe.close()
         self._lock = RLock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection[Any, Any]
+        self._pipe: Connection[object, object]
 
     def _start(self) -> None:
         if not sys.executable:
@@ -88,7 +88,7 @@ class Worker:
             process.wait()
             return ""
 
-    def ask(self, job: str, subject: str, data: bytes, **options: Any) -> tuple[dict[str, Any], list[bytes]]:
+    def ask(self, job: str, subject: str, data: bytes, **options: object) -> tuple[dict[str, Any], list[bytes]]:
         """Run a job on these bytes; returns its answer and the bytes it made."""
         seconds = SECONDS + len(data) / BYTES_PER_SECOND[job]
         doing = DOING[job]
@@ -152,7 +152,7 @@ def interpret(data: bytes, subject: str, inputs: Sequence[np.ndarray]) -> list[n
     return unpacked(answer["arrays"], b"".join(made))
 
 
-def packed(arrays: Sequence[np.ndarray]) -> tuple[list[Any], list[bytes]]:
+def packed(arrays: Sequence[np.ndarray]) -> tuple[list[object], list[bytes]]:
     """Dtypes and shapes of arrays, and their bytes."""
     return [[x.dtype.str, list(x.shape)] for x in arrays], [np.ascontiguousarray(x).tobytes() for x in arrays]
 

@@ -28,7 +28,7 @@ from keepdim.stablehlo.reference_interpreter import interpret_arrays
 from keepdim.stablehlo.refine import Hlo
 from keepdim.stablehlo.worker import DAMAGED, packed, unpacked
 
-Answer = tuple[dict[str, Any], list[bytes]]  # facts as JSON, and data
+Answer = tuple[dict[str, object], list[bytes]]  # facts as JSON, and data
 
 MEMORY, COPIES = 2 << 30, 64  # memory limit of a job: fixed bytes, and bytes per input byte
 
@@ -79,7 +79,7 @@ def _compile(data: bytes, subject: str) -> Answer:
     return {"bytes": needed}, [body]
 
 
-def _interpret(data: bytes, subject: str, module: int, arrays: list[Any]) -> Answer:
+def _interpret(data: bytes, subject: str, module: int, arrays: list[object]) -> Answer:
     about, made = packed(interpret_arrays(Hlo.parse_printed(data[:module], subject), unpacked(arrays, data[module:])))
     return {"arrays": about}, made
 

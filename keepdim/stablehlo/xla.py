@@ -8,6 +8,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -32,7 +33,7 @@ IN_MEMORY = 32  # executables of one program
 ON_DISK = 1 << 30  # bytes of all of them together
 
 
-def x64(wide: bool) -> Any:
+def x64(wide: bool) -> AbstractContextManager[None]:
     """Enable 64-bit types for a program that has them; jax's global setting is not changed."""
     return jax.enable_x64(wide)
 
@@ -43,16 +44,16 @@ def _client() -> Any:
 
 
 @cache
-def _device() -> Any:
+def _device() -> object:
     return _client().local_devices()[0]
 
 
-def upload(x: torch.Tensor) -> Any:
+def upload(x: torch.Tensor) -> object:
     """A tensor as an XLA buffer, without a copy if it is aligned."""
     return _jax.dlpack_managed_tensor_to_buffer(torch.utils.dlpack.to_dlpack(x.detach().contiguous()), _device(), None)
 
 
-def download(x: Any) -> torch.Tensor:
+def download(x: object) -> torch.Tensor:
     """An XLA buffer as a tensor, without a copy."""
     return torch.utils.dlpack.from_dlpack(_jax.buffer_to_dlpack_managed_tensor(x))
 
@@ -69,7 +70,7 @@ class Executable:
     def __init__(self, loaded: Any):
         self._loaded = loaded
 
-    def __call__(self, buffers: Sequence[Any]) -> list[torch.Tensor]:
+    def __call__(self, buffers: Sequence[object]) -> list[torch.Tensor]:
         try:
             outs = [o[0] for o in self._loaded.execute_sharded(buffers).disassemble_into_single_device_arrays()]
             _jax.batched_block_until_ready(outs)  # inputs alias the caller's memory
@@ -87,10 +88,10 @@ class Executables:
 
     def __init__(self, limit: int = IN_MEMORY, disk: int = ON_DISK):
         self.limit, self.disk, self.compiled = limit, disk, 0
-        self._kept: OrderedDict[Any, Executable] = OrderedDict()
+        self._kept: OrderedDict[object, Executable] = OrderedDict()
         self._lock, self._making = Lock(), Lock()
 
-    def get(self, key: Any, static: Callable[[], Hlo]) -> Executable:
+    def get(self, key: object, static: Callable[[], Hlo]) -> Executable:
         """The executable for this key: from memory, from disk, or compiled once."""
         if found := self._found(key):
             return found
@@ -104,7 +105,7 @@ class Executables:
                     self._kept.popitem(last=False)
             return made
 
-    def _found(self, key: Any) -> Executable | None:
+    def _found(self, key: object) -> Executable | None:
         with self._lock:
             if found := self._kept.get(key):
                 self._kept.move_to_end(key)
@@ -142,7 +143,7 @@ def _refuse_calls(hlo: Hlo) -> None:
             fail("run", "program", f"calls {name!r}, which is native code", "Write the module without this call")
 
 
-def _devices() -> Any:
+def _devices() -> object:
     return xla_client.DeviceList((_device(),))
 
 

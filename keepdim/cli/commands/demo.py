@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -38,7 +38,7 @@ class GatedMlp(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
-def best_of(f: Callable[[], Any], repeats: int = 20) -> float:
+def best_of(f: Callable[[], object], repeats: int = 20) -> float:
     """Seconds of the fastest call."""
     times = []
     for _ in range(repeats):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from typing import Any
 
 from ...errors import KeepdimError
 from ...models.generate import Sampling, Writer, open_model
@@ -51,7 +50,7 @@ def _chat(writer: Writer, max_tokens: int | None, json: bool) -> int:
                 print(e, file=sys.stderr)
 
 
-def _answer(writer: Writer, prompt: str, max_tokens: int | None, raw: bool = False) -> dict[str, Any]:
+def _answer(writer: Writer, prompt: str, max_tokens: int | None, raw: bool = False) -> dict[str, object]:
     """The answer and its figures as the body of a JSON object."""
     answer = "".join((writer.complete if raw else writer.chat)(prompt, max_tokens))
     f = writer.figures

@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 import time
-from typing import Any
 
 from ...errors import KeepdimError, fail
 from ...files import write_bytes
@@ -21,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     """Print or write the refined program."""
     if args.split_input_file:
         return _run_pieces(args)
-    passes: list[dict[str, Any]] = []  # as in the JSON
+    passes: list[dict[str, object]] = []  # as in the JSON
     start = time.perf_counter()
     if args.sizes is not None:
         from ...stablehlo import load_stablehlo
@@ -41,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _apply(args: argparse.Namespace, hlo: Hlo) -> list[dict[str, Any]]:
+def _apply(args: argparse.Namespace, hlo: Hlo) -> list[dict[str, object]]:
     """Run the passes; returns the name and the seconds of each, and the program after it if that is asked for."""
-    done: list[dict[str, Any]] = []
+    done: list[dict[str, object]] = []
     start = time.perf_counter()
     for name in hlo.each(split(args.passes or DEFAULT), None if args.types is None else split(args.types)):
         done.append({"name": name, "seconds": time.perf_counter() - start})

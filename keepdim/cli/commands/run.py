@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import torch
 
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _inputs(module: Module, args: argparse.Namespace) -> list[list[Any]]:
+def _inputs(module: Module, args: argparse.Namespace) -> list[list[object]]:
     """The inputs of each call in the contract's order."""
     specs, known = module.contract.inputs, module.signature.constants
     names = [s.name for s in specs]
@@ -59,14 +58,14 @@ def _inputs(module: Module, args: argparse.Namespace) -> list[list[Any]]:
     return [[inputs.value(s, c.get(s.name), known[i]) for i, s in enumerate(specs)] for c in calls]
 
 
-def _text(x: Any) -> str:
+def _text(x: object) -> str:
     if not isinstance(x, torch.Tensor):
         return repr(x)
     head = ", ".join(f"{v:.5g}" for v in x.reshape(-1)[:SHOWN].tolist())
     return f"{x.dtype} {list(x.shape)} [{head}{', ...' if x.numel() > SHOWN else ''}]"
 
 
-def _json(spec: Spec, x: Any) -> dict[str, Any]:
+def _json(spec: Spec, x: object) -> dict[str, object]:
     if not isinstance(x, torch.Tensor):
         return {"name": spec.name, "value": x}
     head = x.reshape(-1)[:SHOWN].tolist()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from ...ir.program import Shape
+from ...ir.program import Attr, Shape
 from ...shapes.dim import Dim, decide
 from .table import Args, Sink, Unsupported, aten, axis_of, cast, op, reshape
 
@@ -41,12 +40,12 @@ def _gather(b: Sink, name: str, a: Args, out: Shape) -> int:
     return reshape(b, y, out.dims)
 
 
-def _full(b: Sink, dtype: str, dims: tuple[Dim, ...], value: Any) -> int:
+def _full(b: Sink, dtype: str, dims: tuple[Dim, ...], value: Attr | None) -> int:
     one = b.emit("full", [], Shape(dtype, ()), value=value)
     return b.emit("expand", [one], Shape(dtype, dims)) if dims else one
 
 
-def _neutral(reduce: str, dtype: str) -> Any:
+def _neutral(reduce: str, dtype: str) -> Attr:
     """The neutral element of a reduction."""
     if reduce in ("amax", "amin"):
         ends = {"amax": LOWEST, "amin": HIGHEST}[reduce]
@@ -66,7 +65,7 @@ class _Scatter:
     def put(self, x: int, src: int) -> int:
         return self.b.emit("scatter", [x, self.index, src], self.b.shape(x), dim=self.dim)
 
-    def fill(self, x: int, value: Any) -> int:
+    def fill(self, x: int, value: Attr) -> int:
         return self.put(x, _full(self.b, self.b.shape(x).dtype, self.index_dims, value))
 
     def reduce(self, x: int, src: int, reduction: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -21,7 +21,7 @@ def _reduce(b: Sink, name: str, a: Args, out: Shape) -> int:
     return b.emit(name, [x], out, dims=_axes(a, len(b.shape(x).dims)))
 
 
-def _var(b: Sink, name: str, a: Args, out: Any) -> Outs:
+def _var(b: Sink, name: str, a: Args, out: Shape | list[Shape]) -> Outs:
     """The variance, or its square root; for var_mean and std_mean also the mean."""
     first = out[0] if isinstance(out, list) else out
     x = a.tensor("self")
@@ -40,7 +40,7 @@ def _arg_reduction(b: Sink, name: str, a: Args, out: Shape) -> int:
     return b.emit(name, [x], out, dims=_axes(a, len(b.shape(x).dims)))
 
 
-def _with_index(position: str) -> Any:
+def _with_index(position: str) -> Callable[[Sink, str, Args, list[Shape]], Outs]:
     """The maximum or minimum along a dim, and its index."""
 
     def lower(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
@@ -82,7 +82,7 @@ def _along(b: Sink, name: str, a: Args, out: Shape) -> int:
     return b.emit(name, [x], out, dim=Dim.const(axis_of(a, "dim", len(out.dims))))
 
 
-def _layer_norm(b: Sink, name: str, a: Args, out: Any) -> Outs:
+def _layer_norm(b: Sink, name: str, a: Args, out: Shape | list[Shape]) -> Outs:
     a.ignore("cudnn_enable")
     first = out[0] if isinstance(out, list) else out
     ins = [a.tensor(n) for n in ("input", "weight", "bias")]

@@ -42,7 +42,7 @@ class Sink(Protocol):
 class Args:
     """A call's arguments by schema name; records which were used."""
 
-    def __init__(self, bound: dict[str, Any], defaults: dict[str, Any], tensors: list[str]):
+    def __init__(self, bound: dict[str, Any], defaults: dict[str, object], tensors: list[str]):
         self._bound, self._defaults, self.tensor_names, self._used = bound, defaults, tensors, set[str]()
 
     def _take(self, name: str) -> Any:
@@ -108,7 +108,7 @@ class Args:
                 raise Unsupported(f"argument {name!r} = {v} is not handled")
 
 
-def _same(v: Any, default: Any) -> bool:
+def _same(v: object, default: object) -> bool:
     return (v.value if isinstance(v, Dim) else v) == default
 
 
@@ -135,7 +135,7 @@ def op(name: str, *targets: OpOverload, lower: Lower | None = None) -> None:
 
 
 @functools.cache
-def _decomposed_ops() -> Mapping[OpOverload, Callable[..., Any]]:
+def _decomposed_ops() -> Mapping[OpOverload, Callable[..., object]]:
     """Ops that are decomposed on the way to Edge dialect, though some are Core ATen."""
     return torch._decomp.core_aten_decompositions()
 
@@ -158,7 +158,7 @@ def plain(b: Sink, name: str, a: Args, out: Shape) -> int:
     return b.emit(name, ins, out, **attrs)
 
 
-def _attr(name: str, v: Any) -> Any:
+def _attr(name: str, v: object) -> Any:
     if isinstance(v, list):
         v = tuple(v)
     if isinstance(v, (bool, Dim, float, str)) or (isinstance(v, tuple) and all(isinstance(d, Dim) for d in v)):
