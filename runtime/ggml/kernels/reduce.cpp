@@ -9,8 +9,9 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr int64_t kColumns = 256;  // results per block
-constexpr int64_t kRows = 64;      // rows accumulated in T before flushing to Acc
+constexpr int64_t kColumns = kReduceColumns;
+constexpr int64_t kRows = 64;       // rows accumulated in T before flushing to Acc
+constexpr int64_t kRowsAtOnce = 4;  // rows read in one pass over a block
 
 // Size of the first reduced dim in one chunk.
 int64_t chunk_size(const ReduceJob& job, int64_t chunk) {
@@ -65,11 +66,23 @@ struct Reduction {
       const auto accumulate_rows = [&](int64_t begin, int64_t end, int64_t step, int64_t width) {
         for (int64_t i = begin; i < end;) {
           std::fill(block, block + width, R::template identity<T>());
-          for (const int64_t last_row = std::min(end, i + kRows * step); i < last_row; i += step) {
+          const auto next_row = [&] {
             const int64_t at_row = dense ? i * sx : row.offset[1];
-            const T* x = at<T>(job.data[1], offset[1] + at_row) + c0;
-            for (int64_t j = 0; j < width; ++j) block[j] = F::f(block[j], term(x[j], shift[j]));
             if (!dense) row.next();
+            i += step;
+            return at<const T>(job.data[1], offset[1] + at_row) + c0;
+          };
+          const int64_t last_row = std::min(end, i + kRows * step);
+          while (i + (kRowsAtOnce - 1) * step < last_row) {
+            const T *a = next_row(), *b = next_row(), *c = next_row(), *d = next_row();
+            for (int64_t j = 0; j < width; ++j) {
+              const T two = F::f(F::f(block[j], term(a[j], shift[j])), term(b[j], shift[j]));
+              block[j] = F::f(F::f(two, term(c[j], shift[j])), term(d[j], shift[j]));
+            }
+          }
+          while (i < last_row) {
+            const T* x = next_row();
+            for (int64_t j = 0; j < width; ++j) block[j] = F::f(block[j], term(x[j], shift[j]));
           }
           for (int64_t j = 0; j < width; ++j) acc[j] = F::f(acc[j], static_cast<Acc>(block[j]));
         }

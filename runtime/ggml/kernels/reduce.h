@@ -4,6 +4,8 @@
 
 namespace keepdim::ggml {
 
+constexpr int64_t kReduceColumns = 256;  // adjacent results that are computed together
+
 enum class ReduceFn : uint8_t { sum, squares, prod, amax, amin, any, all };
 
 // `loop` runs over the kept dims; operands: result, x, and the shift (variance) or the chunk results (argreduce).

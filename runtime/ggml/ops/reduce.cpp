@@ -11,6 +11,7 @@ namespace keepdim::ggml {
 namespace {
 
 constexpr int64_t kFewResults = 64;        // with fewer results, the reduced dims are split into chunks
+constexpr int64_t kFewRuns = 8;            // or with fewer runs of adjacent results
 constexpr int64_t kChunkElements = 16384;  // elements per chunk
 
 // ---- reductions
@@ -50,9 +51,14 @@ Reduction reduction_of(Build& b, const Tensor& x, const Tensor& out) {
 }
 
 // Chunk size along the first reduced dim; 0: not chunked. Depends on sizes only, for deterministic results.
-int64_t chunk_rows(const Reduction& p) {
-  if (p.kept.count() >= kFewResults || p.count < 4 * kChunkElements || p.inner.dims[0] < 2) return 0;
-  return std::max<int64_t>(1, kChunkElements * p.inner.dims[0] / p.count);
+int64_t chunk_rows(const Reduction& p, int64_t width) {
+  const int last = p.kept.rank - 1;
+  // Adjacent results, as the channels of a channels-last image, are computed together.
+  const bool adjacent = last >= 0 && p.strides[last] == width && p.inner.strides[1][p.inner.rank - 1] != width;
+  const int64_t results = p.kept.count(), run = adjacent ? p.kept.dims[last] : 1;
+  const bool few = results < kFewResults || (adjacent && results / kFewRuns < std::min(run, kReduceColumns));
+  if (!few || p.count * run < 4 * kChunkElements || p.inner.dims[0] < 2) return 0;
+  return std::max<int64_t>(1, kChunkElements * p.inner.dims[0] / (p.count * run));
 }
 
 // Partial results [chunks, kept count].
@@ -92,7 +98,7 @@ Tensor reduce_to(Build& b, ReduceFn fn, const Reduction& p, const Tensor& x, Ten
   if (out.buffer < 0) return out;
   const double cost = 2.0 * static_cast<double>(x.count());
   const Tensor none, &second = shift ? *shift : none;
-  const int64_t chunk = chunk_rows(p);
+  const int64_t chunk = chunk_rows(p, x.width());
   if (!chunk) {
     ReduceJob* job = reduce_job(b, p, out.width(), 0, shift);
     job->divisor = divisor;
@@ -144,7 +150,7 @@ Tensor argreduce(Build& b) {
   b.allocate(out);
   if (out.buffer < 0) return out;
   const double cost = 3.0 * static_cast<double>(x.count());
-  const int64_t chunk = chunk_rows(p);
+  const int64_t chunk = chunk_rows(p, x.width());
   if (!chunk) {
     b.step(argreduce_kernel(fn, x.dtype), reduce_job(b, p, out.width(), 0), out, {&x}, cost);
     return out;
