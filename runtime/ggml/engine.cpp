@@ -2,7 +2,6 @@
 #include "ggml/engine.h"
 
 #include <sched.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +16,7 @@
 #include "core/lock.h"
 #include "core/registry.h"
 #include "ggml/build.h"
+#include "ggml/growing_buffer.h"
 #include "ggml/kernels/gemm.h"
 #include "ggml/ops/ops.h"
 #include "ggml/thresholds.h"
@@ -24,11 +24,6 @@
 namespace keepdim {
 namespace ggml {
 namespace {
-
-constexpr size_t kAlign = 64;
-constexpr size_t kHugePage = size_t{1} << 21;  // fewer TLB misses when streaming weights
-
-constexpr size_t round_up(size_t bytes, size_t to = kAlign) { return (bytes + to - 1) / to * to; }
 
 thread_local int guard_depth = 0;
 ggml_abort_callback_t previous_callback = nullptr;
@@ -39,32 +34,6 @@ void on_abort(const char* message) {
   if (previous_callback) previous_callback(message);
   std::fprintf(stderr, "%s\n", message);  // ggml aborts the process when this returns
 }
-
-// Aligned buffer that only grows. Growing discards the contents.
-class GrowingBuffer {
- public:
-  ~GrowingBuffer() { std::free(data_); }
-  GrowingBuffer() = default;
-  GrowingBuffer(const GrowingBuffer&) = delete;
-  GrowingBuffer& operator=(const GrowingBuffer&) = delete;
-
-  char* reserve(size_t bytes) {
-    if (bytes <= bytes_) return data_;
-    std::free(data_);
-    bytes_ = 0;
-    const size_t align = bytes < kHugePage ? kAlign : kHugePage;
-    data_ = static_cast<char*>(std::aligned_alloc(align, round_up(bytes, align)));
-    if (!data_) fail(Code::out_of_memory, "[run] ggml: " + std::to_string(round_up(bytes)) + " bytes could not be allocated.");
-    madvise(data_, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // best effort
-    bytes_ = round_up(bytes);
-    return data_;
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  char* data_ = nullptr;
-  size_t bytes_ = 0;
-};
 
 // Threads synchronise after every step. On a machine whose cores are busy with other processes, each barrier waits until all
 // threads are scheduled, and a single thread is much faster. Falls back to one thread for a while if that happens.
