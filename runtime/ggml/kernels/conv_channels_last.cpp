@@ -6,9 +6,11 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr int64_t kChunk = 512;          // products summed in registers before they are added to the result
-constexpr int64_t kFewPixels = 4 * kMR;  // of a block whose weights stay in the L2 cache
-constexpr int64_t kManyPixels = 192;     // of a block whose weights are streamed: the more, the less often
+constexpr int64_t kChunk = 512;                // products summed in registers before they are added to the result
+constexpr int64_t kFewPixels = 4 * kMR;        // least pixels of a block
+constexpr int64_t kMostPixels = 32 * kMR;      // most pixels of a block
+constexpr int64_t kL1Floats = 6 * 1024;        // inputs of a block
+constexpr int64_t kStreamedPixels = 16 * kMR;  // of a block whose weights are streamed: the more, the less often
 constexpr int64_t kL2Floats = 128 * 1024;
 
 // One phase of each spatial dim: its output pixels as one list, its taps as another.
@@ -37,6 +39,11 @@ void for_each_row_part(const PixelGrid& grid, Span pixels, Body&& body) {
   }
 }
 
+template <class T>
+void fill_addresses(T* first, int64_t step, int64_t count, T** to) {
+  for (int64_t i = 0; i < count; ++i, first += step) to[i] = first;
+}
+
 // Input addresses of a block of output pixels: [tap, pixel]. Outside of the image they point to zeros.
 class InputPointers {
  public:
@@ -45,11 +52,18 @@ class InputPointers {
   int64_t taps() const { return grid_.dim[0]->taps * grid_.dim[1]->taps * (job_.merged ? 1 : grid_.dim[2]->taps); }
 
   void fill(const float* x, Span pixels, const float** to, int64_t pitch) const {
-    int64_t t = 0;
-    for (int64_t a = 0; a < grid_.dim[0]->taps; ++a)
-      for (int64_t b = 0; b < grid_.dim[1]->taps; ++b)
-        for (int64_t c = 0; c < (job_.merged ? 1 : grid_.dim[2]->taps); ++c)
-          fill_tap(x, grid_.dim[0]->tap[a], grid_.dim[1]->tap[b], grid_.dim[2]->tap[c], pixels, to + pitch * t++);
+    for_each_row_part(grid_, pixels, [&](int64_t at, int64_t plane, int64_t row, Span columns) {
+      const float** tap = to + at;
+      for (int64_t a = 0; a < grid_.dim[0]->taps; ++a)
+        for (int64_t b = 0; b < grid_.dim[1]->taps; ++b) {
+          const int64_t iz = plane * grid_.dim[0]->stride + grid_.dim[0]->tap[a].offset;
+          const int64_t iy = row * grid_.dim[1]->stride + grid_.dim[1]->tap[b].offset;
+          const bool inside = iz >= 0 && iz < job_.in[0] && iy >= 0 && iy < job_.in[1];
+          const float* line = inside ? x + (iz * job_.in[1] + iy) * job_.in[2] * job_.groups * job_.channels : nullptr;
+          for (int64_t c = 0; c < (job_.merged ? 1 : grid_.dim[2]->taps); ++c, tap += pitch)
+            fill_row(line, grid_.dim[2]->tap[c], columns, tap);
+        }
+    });
   }
 
   // Offset of a tap's weights in a panel.
@@ -62,136 +76,157 @@ class InputPointers {
   }
 
  private:
-  void fill_tap(const float* x, const Tap& z, const Tap& y, const Tap& u, Span pixels, const float** to) const {
-    const int64_t pixel = job_.groups * job_.channels, step = grid_.dim[2]->stride * pixel;
-    for_each_row_part(grid_, pixels, [&](int64_t at, int64_t plane, int64_t row, Span columns) {
-      const int64_t iz = plane * grid_.dim[0]->stride + z.offset, iy = row * grid_.dim[1]->stride + y.offset;
-      Span valid{std::clamp(u.begin, columns.begin, columns.end), std::clamp(u.end, columns.begin, columns.end)};
-      if (iz < 0 || iz >= job_.in[0] || iy < 0 || iy >= job_.in[1] || valid.begin > valid.end) valid = {columns.end, columns.end};
-      const float** p = to + at;
-      for (int64_t j = columns.begin; j < valid.begin; ++j) *p++ = job_.zeros;
-      const float* from = x + ((iz * job_.in[1] + iy) * job_.in[2] + u.offset) * pixel + valid.begin * step;
-      for (int64_t j = valid.begin; j < valid.end; ++j, from += step) *p++ = from;
-      for (int64_t j = valid.end; j < columns.end; ++j) *p++ = job_.zeros;
-    });
+  // Addresses of one tap for adjacent outputs; `line` is nullptr outside of the image.
+  void fill_row(const float* line, const Tap& tap, Span columns, const float** to) const {
+    const int64_t pixel = job_.groups * job_.channels, stride = grid_.dim[2]->stride;
+    Span valid{columns.end, columns.end};
+    if (line) valid = {std::clamp(tap.begin, columns.begin, columns.end), std::clamp(tap.end, columns.begin, columns.end)};
+    if (valid.begin > valid.end) valid = {columns.end, columns.end};
+    std::fill_n(to, valid.begin - columns.begin, job_.zeros);
+    if (valid.begin < valid.end)
+      fill_addresses(line + (valid.begin * stride + tap.offset) * pixel, stride * pixel, valid.end - valid.begin,
+                     to + (valid.begin - columns.begin));
+    std::fill_n(to + (valid.end - columns.begin), columns.end - valid.end, job_.zeros);
   }
 
   const ChannelsLastConvJob& job_;
   const PixelGrid& grid_;
 };
 
-struct ConvTile {
-  const float* const* rows;  // [taps, pitch] input addresses, those of the tile's pixels first
+// A panel of up to kNR columns of the result, for some pixels.
+struct ConvPanel {
+  const float* const* x;  // [taps, pitch]: input addresses, those of the first tile's pixels first
   int64_t pitch;
-  const float* panel;
+  float* const* y;  // addresses of the pixels of the result
+  const float* weight;
   const int64_t* weight_offset;  // [taps]
-  int64_t taps, first, depth;    // products [first, first + depth) of each tap
-  bool more, last;               // adds to y; applies the epilogue
-  float* const* y;
-  const float* bias;  // [columns], or nullptr
-  int64_t residual;   // elements from y to the residual; 0: none
-  int64_t columns;
+  int64_t taps, depth;           // products of each tap
+  const float* bias;             // [columns], or nullptr
+  int64_t residual;              // elements from y to the residual; 0: none
+  int64_t first, columns;
   const ConvFunction* function;
 };
 
-// y[r, c] = function(bias[c] + residual[r, c] + sum over taps and k of rows[tap][r][k] * panel[tap, k, c]).
-template <int height, int vectors, bool full_width>
-void conv_microkernel(const ConvTile& t) {
-  Vector acc[height][vectors] = {};
-  for (int64_t tap = 0; tap < t.taps; ++tap) {
-    const float* const* rows = t.rows + tap * t.pitch;
+// Long sums round less when they are summed in parts of about kChunk products.
+struct ConvPart {
+  Span taps, depth;
+  bool first, last;
+};
+
+template <class Body>
+void for_each_part(int64_t taps, int64_t depth, Body&& body) {
+  const int64_t taps_at_once = std::clamp<int64_t>(kChunk / std::max<int64_t>(depth, 1), 1, std::max<int64_t>(taps, 1));
+  const int64_t parts = std::max<int64_t>(1, depth / kChunk), depth_at_once = (depth + parts - 1) / parts;
+  ConvPart part{{0, 0}, {0, 0}, true, false};
+  do {
+    part.taps = {part.taps.end, std::min(taps, part.taps.end + taps_at_once)};
+    part.depth.end = 0;
+    do {
+      part.depth = {part.depth.end, std::min(depth, part.depth.end + depth_at_once)};
+      part.last = part.taps.end >= taps && part.depth.end >= depth;
+      body(part);
+      part.first = false;
+    } while (part.depth.end < depth);
+  } while (part.taps.end < taps);
+}
+
+template <int vectors>
+inline void read_columns(const float* from, int64_t columns, Vector (&to)[vectors]) {
+  if (columns == vectors * kVector) {
+    for (int v = 0; v < vectors; ++v) to[v] = load(from + v * kVector);
+  } else {
+    for (int v = 0; v < vectors; ++v) to[v] = Vector{};
+    std::memcpy(to, from, columns * sizeof(float));
+  }
+}
+
+// y[i, c] = function(bias[c] + residual[i, c] + sum over taps and k of x[tap][i][k] * weight[tap, k, c]), for `height` pixels.
+// Not inlined: the addresses of its rows need all registers.
+template <int height, int vectors>
+__attribute__((noinline)) void conv_tile(const ConvPanel& p, const ConvPart& part, const float* const* x, float* const* y) {
+  // Small tiles use several accumulators to hide the FMA latency.
+  constexpr int sums = height * vectors >= 8 ? 1 : height * vectors >= 4 ? 2 : 4;
+  Vector sum[sums][height][vectors] = {};
+  for (int64_t tap = part.taps.begin; tap < part.taps.end; ++tap) {
+    const float* const* rows = x + tap * p.pitch;
     const float* a[height];
 #pragma GCC unroll 16
-    for (int r = 0; r < height; ++r) a[r] = rows[r] + t.first;
-    const float* b = t.panel + t.weight_offset[tap] + t.first * kNR;
-    for (int64_t k = 0; k < t.depth; ++k, b += kNR) {
+    for (int r = 0; r < height; ++r) a[r] = rows[r] + part.depth.begin;
+    const float* b = p.weight + p.weight_offset[tap] + part.depth.begin * kNR;
+    const auto step = [&](int64_t k, Vector(&to)[height][vectors]) {
       Vector columns[vectors];
       for (int v = 0; v < vectors; ++v) columns[v] = load(b + v * kVector);
 #pragma GCC unroll 16
       for (int r = 0; r < height; ++r) {
         const float value = a[r][k];
-        for (int v = 0; v < vectors; ++v) acc[r][v] += value * columns[v];
+        for (int v = 0; v < vectors; ++v) to[r][v] += value * columns[v];
       }
-    }
+      b += kNR;
+    };
+    const int64_t depth = part.depth.end - part.depth.begin;
+    int64_t k = 0;
+    if constexpr (sums > 1)
+      for (; k + sums <= depth; k += sums)
+#pragma GCC unroll 4
+        for (int i = 0; i < sums; ++i) step(k + i, sum[i]);
+    for (; k < depth; ++k) step(k, sum[0]);
   }
-  const size_t row_bytes = t.columns * sizeof(float);
-  const auto read = [&](const float* from, Vector(&to)[vectors]) {
-    if constexpr (full_width) {
-      for (int v = 0; v < vectors; ++v) to[v] = load(from + v * kVector);
-    } else {
-      for (int v = 0; v < vectors; ++v) to[v] = Vector{};
-      std::memcpy(to, from, row_bytes);
-    }
-  };
-  Vector bias[vectors] = {};
-  if (t.last && t.bias) read(t.bias, bias);
-  const Epilogue epilogue(t.function);
+  auto& acc = sum[0];
+#pragma GCC unroll 4
+  for (int i = 1; i < sums; ++i)
 #pragma GCC unroll 16
-  for (int r = 0; r < height; ++r) {
-    float* const y = t.y[r];
-    Vector more[vectors];
-    if (t.more) {
-      read(y, more);
+    for (int r = 0; r < height; ++r)
+      for (int v = 0; v < vectors; ++v) acc[r][v] += sum[i][r][v];
+  const auto add = [&](int64_t offset) {
+#pragma GCC unroll 16
+    for (int r = 0; r < height; ++r) {
+      Vector more[vectors];
+      read_columns(y[r] + offset, p.columns, more);
       for (int v = 0; v < vectors; ++v) acc[r][v] += more[v];
     }
-    if (t.last) {
-      for (int v = 0; v < vectors; ++v) acc[r][v] += bias[v];
-      if (t.residual) {
-        read(y + t.residual, more);
-        for (int v = 0; v < vectors; ++v) acc[r][v] += more[v];
-      }
-      for (int v = 0; v < vectors; ++v) acc[r][v] = epilogue(acc[r][v]);
+  };
+  if (!part.first) add(p.first);
+  if (part.last) {
+    if (p.bias) {
+      Vector bias[vectors];
+      read_columns(p.bias, p.columns, bias);
+#pragma GCC unroll 16
+      for (int r = 0; r < height; ++r)
+        for (int v = 0; v < vectors; ++v) acc[r][v] += bias[v];
     }
-    if constexpr (full_width) {
-      for (int v = 0; v < vectors; ++v) store(y + v * kVector, acc[r][v]);
-    } else {
-      std::memcpy(y, acc[r], row_bytes);
-    }
+    if (p.residual) add(p.first + p.residual);
+    apply(*p.function, acc);
+  }
+  if (p.columns == vectors * kVector) {
+#pragma GCC unroll 16
+    for (int r = 0; r < height; ++r)
+      for (int v = 0; v < vectors; ++v) store(y[r] + p.first + v * kVector, acc[r][v]);
+  } else {
+    for (int r = 0; r < height; ++r) std::memcpy(y[r] + p.first, acc[r], p.columns * sizeof(float));
   }
 }
 
-using ConvMicrokernel = void (*)(const ConvTile&);
+using ConvTile = void (*)(const ConvPanel&, const ConvPart&, const float* const* x, float* const* y);
 
-template <int vectors, bool full_width, int... height>
-ConvMicrokernel conv_microkernel_for(int64_t rows, std::integer_sequence<int, height...>) {
-  static constexpr ConvMicrokernel kernels[] = {conv_microkernel<height + 1, vectors, full_width>...};
+template <int vectors, int... height>
+ConvTile conv_tile_for(int64_t rows, std::integer_sequence<int, height...>) {
+  static constexpr ConvTile kernels[] = {conv_tile<height + 1, vectors>...};
   return kernels[rows - 1];
 }
 
-void run_conv_tile(const ConvTile& t, int64_t rows) {
+// All pixels of a panel, in tiles whose heights differ by at most one.
+void run_conv_panel(const ConvPanel& p, int64_t pixels) {
   constexpr auto heights = std::make_integer_sequence<int, kMR>();
-  if (t.columns == kNR)
-    conv_microkernel_for<2, true>(rows, heights)(t);
-  else if (t.columns > kVector)
-    conv_microkernel_for<2, false>(rows, heights)(t);
-  else if (t.columns == kVector)
-    conv_microkernel_for<1, true>(rows, heights)(t);
-  else
-    conv_microkernel_for<1, false>(rows, heights)(t);
-}
-
-// A tile over all taps, in chunks of about kChunk products: long sums round less when they are summed in parts.
-void sum_conv_tile(ConvTile t, int64_t taps, int64_t depth, int64_t rows) {
-  const float* const* all_rows = t.rows;
-  const int64_t* all_offsets = t.weight_offset;
-  const int64_t taps_at_once = std::clamp<int64_t>(kChunk / std::max<int64_t>(depth, 1), 1, std::max<int64_t>(taps, 1));
-  t.more = false;
-  int64_t tap = 0;
-  do {
-    t.taps = std::min(taps_at_once, taps - tap);
-    t.rows = all_rows + tap * t.pitch;
-    t.weight_offset = all_offsets + tap;
-    const int64_t chunks = std::max<int64_t>(1, depth / kChunk);
-    for (int64_t c = 0; c < chunks; ++c) {
-      const Span k = split_range(depth, static_cast<int>(c), static_cast<int>(chunks));
-      t.first = k.begin;
-      t.depth = k.end - k.begin;
-      t.last = tap + t.taps >= taps && c + 1 == chunks;
-      run_conv_tile(t, rows);
-      t.more = true;
-    }
-    tap += t.taps;
-  } while (tap < taps);
+  const int64_t tiles = (pixels + kMR - 1) / kMR, height = pixels / tiles, higher = pixels - height * tiles;
+  const auto run = [&](int64_t rows, int64_t begin, int64_t end) {
+    if (begin == end) return;
+    const ConvTile tile = p.columns > kVector ? conv_tile_for<2>(rows, heights) : conv_tile_for<1>(rows, heights);
+    for_each_part(p.taps, p.depth, [&](const ConvPart& part) {
+      for (int64_t i = begin; i < end; i += rows) tile(p, part, p.x + i, p.y + i);
+    });
+  };
+  run(height + 1, 0, (height + 1) * higher);
+  run(height, (height + 1) * higher, pixels);
 }
 
 // Addresses of a block's output pixels.
@@ -199,10 +234,9 @@ void fill_outputs(const ChannelsLastConvJob& job, const PixelGrid& grid, float* 
   const int64_t pixel = job.groups * job.columns;
   for_each_row_part(grid, pixels, [&](int64_t at, int64_t plane, int64_t row, Span columns) {
     const int64_t z = grid.dim[0]->first + plane * grid.dim[0]->step, v = grid.dim[1]->first + row * grid.dim[1]->step;
-    for (int64_t j = columns.begin; j < columns.end; ++j) {
-      const int64_t u = grid.dim[2]->first + j * grid.dim[2]->step;
-      to[at + j - columns.begin] = y + ((z * job.out[1] + v) * job.out[2] + u) * pixel;
-    }
+    const int64_t u = grid.dim[2]->first + columns.begin * grid.dim[2]->step;
+    fill_addresses(y + ((z * job.out[1] + v) * job.out[2] + u) * pixel, grid.dim[2]->step * pixel, columns.end - columns.begin,
+                   to + at);
   });
 }
 
@@ -230,8 +264,8 @@ void conv_channels_last(ggml_tensor*, int ith, int nth, void* userdata) {
   static const MapJob no_scalars{};
   // Units: image, group, phase, block of pixels, part of the columns. All phases have the block count of the largest.
   const PixelGrid largest(job, 0);
-  const bool streamed = k * job.columns > kL2Floats;
-  const int64_t most = streamed ? kManyPixels : kFewPixels;
+  const int64_t few = std::clamp(kL1Floats / std::max<int64_t>(depth, 1), kFewPixels, kMostPixels);
+  const int64_t most = k * job.columns > kL2Floats ? std::max(few, kStreamedPixels) : few;
   const int64_t blocks = std::max<int64_t>(1, (largest.pixels + most / 2) / most);
   int64_t parts = 1;
   const int64_t units = job.batch * job.groups * phases * blocks;
@@ -258,24 +292,21 @@ void conv_channels_last(ggml_tensor*, int ith, int nth, void* userdata) {
       fill_outputs(job, grid, static_cast<float*>(job.data[0]) + image * out_image + group * job.columns, pixels, block.y);
     }
     const Span panel = split_range(panels, static_cast<int>(part), static_cast<int>(parts));
-    const int64_t tiles = (count + kMR - 1) / kMR;
-    ConvTile t{};
-    t.pitch = count;
-    t.weight_offset = block.weight_offset;
-    t.residual = job.data[3] ? static_cast<const float*>(job.data[3]) - static_cast<const float*>(job.data[0]) : 0;
-    t.function = &job.function;
-    float* y[kMR];
-    t.y = y;
-    for (int64_t p = panel.begin; p < panel.end; ++p) {
-      t.panel = job.packed + (group * panels + p) * k * kNR;
-      t.columns = std::min<int64_t>(kNR, job.columns - p * kNR);
-      t.bias = job.data[2] ? static_cast<const float*>(job.data[2]) + group * job.columns + p * kNR : nullptr;
-      for (int64_t i = 0; i < tiles; ++i) {
-        const Span rows = split_range(count, static_cast<int>(i), static_cast<int>(tiles));
-        t.rows = block.rows + rows.begin;
-        for (int64_t r = rows.begin; r < rows.end; ++r) y[r - rows.begin] = block.y[r] + p * kNR;
-        sum_conv_tile(t, taps, depth, rows.end - rows.begin);
-      }
+    ConvPanel p{};
+    p.x = block.rows;
+    p.pitch = count;
+    p.y = block.y;
+    p.weight_offset = block.weight_offset;
+    p.taps = taps;
+    p.depth = depth;
+    p.residual = job.data[3] ? static_cast<const float*>(job.data[3]) - static_cast<const float*>(job.data[0]) : 0;
+    p.function = &job.function;
+    for (int64_t i = panel.begin; i < panel.end; ++i) {
+      p.weight = job.packed + (group * panels + i) * k * kNR;
+      p.first = i * kNR;
+      p.columns = std::min<int64_t>(kNR, job.columns - p.first);
+      p.bias = job.data[2] ? static_cast<const float*>(job.data[2]) + group * job.columns + p.first : nullptr;
+      run_conv_panel(p, count);
     }
     if (!job.activation) return;
     const int64_t first = panel.begin * kNR, columns = std::min(panel.end * kNR, job.columns) - first;
@@ -357,6 +388,26 @@ void add_group_products(Vector (&acc)[pixels], const Vector (&x)[pixels], const 
   (add(InGroup<width, j>(), j), ...);
 }
 
+// Bias, residual and activation of the sums [vectors, pixels] for channels from c on.
+template <int vectors, int pixels>
+void write_group_tile(const GroupTile& t, int64_t c, Vector (&acc)[vectors][pixels]) {
+#pragma GCC unroll 8
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t at = c + v * kVector;
+    const Vector bias = t.bias ? load(t.bias + at) : Vector{};
+#pragma GCC unroll 8
+    for (int p = 0; p < pixels; ++p) {
+      acc[v][p] += bias;
+      if (t.residual) acc[v][p] += load(t.residual + p * t.pixel + at);
+    }
+  }
+  apply(*t.function, acc);
+#pragma GCC unroll 8
+  for (int v = 0; v < vectors; ++v)
+#pragma GCC unroll 8
+    for (int p = 0; p < pixels; ++p) store(t.y + p * t.pixel + c + v * kVector, acc[v][p]);
+}
+
 // y[p, c] for `pixels` adjacent output pixels and some vectors of channels; groups have `width` channels and columns.
 template <int width, int pixels, int vectors>
 void group_tile(const GroupTile& t, int64_t c) {
@@ -373,18 +424,7 @@ void group_tile(const GroupTile& t, int64_t c) {
         add_group_products<pixels, width>(acc[v], in, w + v * kVector, t.pixel, std::make_integer_sequence<int, width>());
       }
   }
-  const Epilogue epilogue(t.function);
-#pragma GCC unroll 8
-  for (int v = 0; v < vectors; ++v) {
-    const int64_t at = c + v * kVector;
-    const Vector bias = t.bias ? load(t.bias + at) : Vector{};
-#pragma GCC unroll 8
-    for (int p = 0; p < pixels; ++p) {
-      Vector y = acc[v][p] + bias;
-      if (t.residual) y += load(t.residual + p * t.pixel + at);
-      store(t.y + p * t.pixel + at, epilogue(y));
-    }
-  }
+  write_group_tile(t, c, acc);
 }
 
 // All channels of some pixels. The last vector overlaps the one before: the same sums again.
@@ -404,6 +444,79 @@ Span taps_inside(const Phase& p, int64_t j) {
   return {begin, end};
 }
 
+// ---- depthwise: groups of one channel, with adjacent taps along w
+
+// A row of a depthwise convolution. The tile has its window rows, weight, bias, residual and result from the first pixel on.
+struct DepthwiseRow {
+  GroupTile tile;
+  int64_t in, out;  // widths
+  int64_t offset;   // input of the first output's first tap: negative with padding
+};
+
+// y[p, c] for adjacent pixels and a vector of channels; inputs are loaded once for all pixels that share them. With `edge`, only
+// inputs in `inside` are in the image.
+template <int taps, int stride, int pixels, bool edge>
+void depthwise_tile(const GroupTile& t, int64_t x_offset, Span inside, int64_t c) {
+  Vector acc[1][pixels] = {};
+  for (int64_t h = 0; h < t.height; ++h) {
+    const float* const x = t.rows[h] + x_offset + c;
+    const float* const w = t.weight + h * t.weight_row + c;
+    Vector weight[taps];
+#pragma GCC unroll 8
+    for (int k = 0; k < taps; ++k) weight[k] = load(w + k * t.pixel);
+#pragma GCC unroll 32
+    for (int i = 0; i < (pixels - 1) * stride + taps; ++i) {
+      if (edge && (i < inside.begin || i >= inside.end)) continue;
+      const Vector in = load(x + i * t.pixel);
+#pragma GCC unroll 8
+      for (int k = 0; k < taps; ++k)
+        if (i >= k && (i - k) % stride == 0 && (i - k) / stride < pixels) acc[0][(i - k) / stride] += in * weight[k];
+    }
+  }
+  write_group_tile(t, c, acc);
+}
+
+template <int taps, int stride, int pixels>
+void depthwise_row(const DepthwiseRow& row) {
+  constexpr int64_t reads = (pixels - 1) * stride + taps;
+  GroupTile t = row.tile;
+  for (int64_t u = 0; u < row.out; u += pixels) {
+    u = std::min(u, row.out - pixels);  // the last tile overlaps the one before: the same sums again
+    const int64_t at = u * stride + row.offset;
+    const Span inside{std::max<int64_t>(0, -at), std::min(reads, row.in - at)};
+    const auto tile = inside.end - inside.begin == reads ? depthwise_tile<taps, stride, pixels, false>
+                                                         : depthwise_tile<taps, stride, pixels, true>;
+    t.y = row.tile.y + u * t.pixel;
+    t.residual = row.tile.residual ? row.tile.residual + u * t.pixel : nullptr;
+    int64_t c = 0;
+    for (; c + kVector <= t.pixel; c += kVector) tile(t, at * t.pixel, inside, c);
+    if (c < t.pixel) tile(t, at * t.pixel, inside, t.pixel - kVector);
+  }
+}
+
+using DepthwiseRowFn = void (*)(const DepthwiseRow&);
+
+// The tile width that computes the fewest pixels twice.
+template <int taps, int stride>
+DepthwiseRowFn depthwise_row_for(int64_t out) {
+  if (out >= 8 && (out + 7) / 8 * 8 <= (out + 6) / 7 * 7) return depthwise_row<taps, stride, 8>;
+  return out >= 7 ? depthwise_row<taps, stride, 7> : out >= 4 ? depthwise_row<taps, stride, 4> : depthwise_row<taps, stride, 1>;
+}
+
+// nullptr: no kernel for such rows.
+DepthwiseRowFn depthwise_row_for(const ChannelsLastConvJob& job) {
+  const Phase& along = *job.phase[2];
+  if (job.channels != 1 || (along.taps > 1 && along.tap[1].offset != along.tap[0].offset + 1)) return nullptr;
+  switch (along.taps * 10 + along.stride) {
+    case 31: return depthwise_row_for<3, 1>(job.out[2]);
+    case 32: return depthwise_row_for<3, 2>(job.out[2]);
+    case 51: return depthwise_row_for<5, 1>(job.out[2]);
+    case 52: return depthwise_row_for<5, 2>(job.out[2]);
+    case 71: return depthwise_row_for<7, 1>(job.out[2]);
+    default: return nullptr;
+  }
+}
+
 template <int width>
 void conv_narrow_groups(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ChannelsLastConvJob*>(userdata);
@@ -413,6 +526,7 @@ void conv_narrow_groups(ggml_tensor*, int ith, int nth, void* userdata) {
   Span whole{0, job.out[2]};  // pixels whose window is inside the image along w: computed several at a time
   for (int64_t k = 0; k < along.taps; ++k)
     whole = {std::max(whole.begin, along.tap[k].begin), std::min(whole.end, along.tap[k].end)};
+  const DepthwiseRowFn depthwise = width == 1 ? depthwise_row_for(job) : nullptr;
   Loop loop;
   loop.push(job.batch * job.out[1], 0);
   const int64_t work = job.out[2] * channels * width * job.kernel[1] * job.kernel[2];
@@ -434,7 +548,14 @@ void conv_narrow_groups(ggml_tensor*, int ith, int nth, void* userdata) {
     t.weight_row = job.kernel[2] * width * channels;
     t.bias = static_cast<const float*>(job.data[2]);
     t.function = &job.function;
-    for (int64_t u = 0; u < job.out[2];) {
+    if (depthwise) {
+      t.rows = line + lines.begin;
+      t.weight = job.packed + lines.begin * t.weight_row;
+      t.y = y;
+      t.residual = residual;
+      depthwise({t, job.in[2], job.out[2], along.tap[0].offset});
+    }
+    for (int64_t u = depthwise ? job.out[2] : 0; u < job.out[2];) {
       const bool several = u >= whole.begin && u + kPixels <= whole.end;
       const Span taps = taps_inside(along, u);
       t.row_taps = taps.end - taps.begin;

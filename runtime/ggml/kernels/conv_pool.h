@@ -41,11 +41,11 @@ struct ConvWeight {
   bool winograd = false;  // packed by pack_winograd_weight
 };
 
-// y = clamp(x + offset, low, high) * scale, times x if it is gated: the cheap activations.
+// An activation that is computed in registers. Gated: x * f(x), as hardswish and silu.
 struct ConvFunction {
-  float low = -std::numeric_limits<float>::infinity(), high = std::numeric_limits<float>::infinity();
-  float offset = 0, scale = 1;
+  enum class Kind : uint8_t { none, clamp, hardsigmoid, sigmoid } kind = Kind::none;
   bool gated = false;
+  float low = 0, high = std::numeric_limits<float>::infinity();  // of clamp
 };
 
 // Images are channels-last: x [batch, d, h, w, channels of all groups]; y and the residual alike. Operands: x, bias, residual.

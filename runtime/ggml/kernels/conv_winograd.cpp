@@ -166,7 +166,6 @@ class WinogradBlock {
   // Residual, activation, and the pixels of the tile that are inside the result.
   void write(int64_t image, int64_t t, int64_t first, int64_t columns, float (&out)[kOut * kOut][kNR]) {
     static const MapJob no_scalars{};
-    const Epilogue epilogue(&job_.function);
     const auto* residual = static_cast<const float*>(job_.data[3]);
     float* to[kOut * kOut];
     for (int i = 0; i < kOut * kOut; ++i) {
@@ -177,7 +176,10 @@ class WinogradBlock {
       alignas(64) float more[kNR] = {};
       const float* add = residual ? residual + at : more;
       if (columns < kNR && residual) add = static_cast<const float*>(std::memcpy(more, add, columns * sizeof(float)));
-      for (int v = 0; v < kNR; v += kVector) store(out[i] + v, epilogue(load(out[i] + v) + load(add + v)));
+      Vector sums[1][kNR / kVector];
+      for (int v = 0; v < kNR / kVector; ++v) sums[0][v] = load(out[i] + v * kVector) + load(add + v * kVector);
+      apply(job_.function, sums);
+      for (int v = 0; v < kNR / kVector; ++v) store(out[i] + v * kVector, sums[0][v]);
     }
     if (job_.activation) {
       const void* x = out;

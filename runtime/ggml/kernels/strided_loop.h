@@ -175,32 +175,42 @@ To bit_cast(From x) {
   return y;
 }
 
+// F is float or a SIMD vector of floats in these functions; the operations are the same.
+template <class F>
+using IntegersOf = std::conditional_t<std::is_same_v<F, float>, int32_t, decltype(std::declval<F>() < std::declval<F>())>;
+
 // Range reduction: e^x = e^r * 2^n with |r| <= ln 2 / 2.
+template <class F>
 struct SplitExp {
-  float exp_r;  // e^r
-  int32_t n;
+  F exp_r;  // e^r
+  IntegersOf<F> n;
 };
-inline SplitExp split_exp(float x) {
-  const float shifted = x * 1.44269504f + 12582912.0f;
-  const float n = shifted - 12582912.0f;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
+template <class F>
+inline __attribute__((always_inline)) SplitExp<F> split_exp(F x) {
+  const F shifted = x * 1.44269504f + 12582912.0f;
+  const F n = shifted - 12582912.0f;
+  const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  return {p * (r * r) + r + 1.0f, bit_cast<int32_t>(shifted) - bit_cast<int32_t>(12582912.0f)};
+  return {p * (r * r) + r + 1.0f, bit_cast<IntegersOf<F>>(shifted) - bit_cast<int32_t>(12582912.0f)};
 }
-inline float power_of_two(int32_t n) { return bit_cast<float>(static_cast<uint32_t>(n + 127) << 23); }
+template <class F = float>
+inline __attribute__((always_inline)) F power_of_two(IntegersOf<F> n) {  // -127 <= n <= 128
+  return bit_cast<F>((n + 127) << 23);
+}
 
 // Within 2 ulp of expf; overflows to inf and underflows to 0 as expf does.
-inline float fast_exp(float x) {
-  x = x < -104.0f ? -104.0f : x;
-  x = x > 89.0f ? 89.0f : x;
+template <class F>
+inline __attribute__((always_inline)) F fast_exp(F x) {
+  const F low = F() - 104.0f, high = F() + 89.0f;
+  x = x < low ? low : x;
+  x = x > high ? high : x;
   const auto [exp_r, n] = split_exp(x);
-  const int32_t half = n >> 1;  // 2^n in two factors, since n may exceed the exponent range
-  return exp_r * power_of_two(half) * power_of_two(n - half);
+  const IntegersOf<F> half = n >> 1;  // 2^n in two factors, since n may exceed the exponent range
+  return exp_r * power_of_two<F>(half) * power_of_two<F>(n - half);
 }
 
 inline float fast_tanh(float x) {

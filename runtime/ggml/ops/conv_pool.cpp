@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "ggml/ops/ops.h"
 
@@ -63,9 +64,6 @@ Tap make_tap(const Phase& phase, int64_t position, int64_t offset, int64_t size)
 template <class Job>
 void add_phases(Build& b, Job& job, int d, int64_t stride, int64_t padding, int64_t dilation, bool transposed) {
   const int64_t out = job.out[d];
-  if (!is_conv_size({job.kernel[d], stride, padding, dilation}, job.in[d], out, transposed))
-    b.refuse("result " + dims_text(b.out()) + " does not fit input " + dims_text(b.in(0)) + " and weight " + dims_text(b.in(1)) +
-             ".");
   job.phases[d] = transposed ? std::clamp<int64_t>(out, 1, stride) : 1;
   auto* phases = b.table<Phase>(job.phases[d]);
   auto* taps = b.table<Tap>(job.kernel[d]);
@@ -119,26 +117,29 @@ void skip_last_dims(Job& job, ConvAttrs& a) {
   }
 }
 
-// Sizes, phases and taps of a convolution. A 1x1 kernel sees the image as one row.
+// Sizes, phases and taps of a convolution. With `flat`, a kernel of size 1 sees the images as one row of pixels, or each of them
+// if channels are not the innermost dim.
 template <class Job>
-void set_geometry(Build& b, Job& job, ConvAttrs& a) {
+void set_geometry(Build& b, Job& job, ConvAttrs& a, bool flat = true) {
   job.batch = b.in(0).dims[0];
   job.groups = a.groups;
   copy_spatial_dims(b.in(0), a.rank, job.in);
   copy_spatial_dims(b.out(), a.rank, job.out);
   copy_spatial_dims(b.in(1), a.rank, job.kernel);
   skip_last_dims(job, a);
-  bool pointwise = !a.transposed;
+  flat = flat && !a.transposed;
   for (int d = 0; d < kSpatialDims; ++d) {
-    add_phases(b, job, d, a.stride[d], a.padding[d], a.dilation[d], a.transposed);
-    pointwise &= job.kernel[d] == 1 && a.stride[d] == 1 && a.padding[d] == 0;
+    if (!is_conv_size({job.kernel[d], a.stride[d], a.padding[d], a.dilation[d]}, job.in[d], job.out[d], a.transposed))
+      b.refuse("result " + dims_text(b.out()) + " does not fit input " + dims_text(b.in(0)) + " and weight " +
+               dims_text(b.in(1)) + ".");
+    flat = flat && job.kernel[d] == 1 && a.stride[d] == 1 && a.padding[d] == 0;
   }
-  if (!pointwise) return;
-  const int64_t pixels = job.in[0] * job.in[1] * job.in[2];
-  for (int d = 0; d < kSpatialDims; ++d) {
-    job.in[d] = job.out[d] = d + 1 < kSpatialDims ? 1 : pixels;
-    add_phases(b, job, d, 1, 0, 1, false);
+  if (flat) {
+    int64_t pixels = job.in[0] * job.in[1] * job.in[2];
+    if constexpr (std::is_same_v<Job, ChannelsLastConvJob>) pixels *= std::exchange(job.batch, 1);
+    for (int d = 0; d < kSpatialDims; ++d) job.in[d] = job.out[d] = d + 1 < kSpatialDims ? 1 : pixels;
   }
+  for (int d = 0; d < kSpatialDims; ++d) add_phases(b, job, d, a.stride[d], a.padding[d], a.dilation[d], a.transposed);
 }
 
 double conv_cost(Build& b) {
@@ -198,20 +199,34 @@ ConvWeight conv_weight(const int64_t* dims, int rank, int64_t groups, bool trans
   return w;
 }
 
-// Cheap activations are computed in registers, others on the block of results that a thread has just written.
+// Common activations are computed in registers, others on the block of results that a thread has just written.
 void set_activation(Build& b, ChannelsLastConvJob& job) {
+  using Kind = ConvFunction::Kind;
   const Attr* attr = b.attr("activation");
-  const std::string name = attr ? std::get<std::string>(*attr) : "";
-  const bool hard = name == "hardswish" || name == "hardsigmoid";  // clamp(x + 3, 0, 6) / 6
-  if (name == "relu" || name == "relu6" || hard) {
-    job.function.low = 0;
-    if (name != "relu") job.function.high = 6;
-    if (hard) job.function.offset = 3, job.function.scale = 1.0f / 6;
+  if (!attr) return;
+  const auto& name = std::get<std::string>(*attr);
+  if (name == "relu" || name == "relu6") {
+    job.function.kind = Kind::clamp;
+    if (name == "relu6") job.function.high = 6;
+  } else if (name == "hardsigmoid" || name == "hardswish") {
+    job.function.kind = Kind::hardsigmoid;
     job.function.gated = name == "hardswish";
-  } else if (!name.empty()) {
+  } else if (name == "sigmoid" || name == "silu") {
+    job.function.kind = Kind::sigmoid;
+    job.function.gated = name == "silu";
+  } else {
     job.activation = activation_fn(name, DType::f32);
     if (!job.activation) b.refuse("activation '" + name + "' is not supported.");
   }
+}
+
+// Whether some tap of some output is outside of the image.
+bool has_padding(const ChannelsLastConvJob& job) {
+  for (int d = 0; d < kSpatialDims; ++d)
+    for (int64_t p = 0; p < job.phases[d]; ++p)
+      for (int64_t t = 0; t < job.phase[d][p].taps; ++t)
+        if (const Tap& tap = job.phase[d][p].tap[t]; tap.begin > 0 || tap.end < job.phase[d][p].count) return true;
+  return false;
 }
 
 // A convolution whose constant weight is packed: images are channels-last from here on.
@@ -223,16 +238,16 @@ Tensor conv_channels_last(Build& b, ConvAttrs& a) {
   job->channels = b.in(0).dims[1] / a.groups;
   job->columns = out.dims[1] / a.groups;
   job->packed = b.packed();
-  set_geometry(b, *job, a);
+  const ConvWeight w = conv_weight(b.in(1).dims, b.in(1).rank, a.groups, a.transposed);
+  set_geometry(b, *job, a, !w.narrow);
   set_activation(b, *job);
   const bool adjacent = !a.transposed && a.groups == 1 && a.dilation[kSpatialDims - 1] == 1;
   const bool merged = adjacent && job->channels < few_channels && job->kernel[2] > 1;
   const Tensor image = merged ? merge_columns(b, *job, a, b.in(0)) : b.channels_last(b.in(0));
-  job->zeros = b.table<float>(job->channels * (job->merged ? job->kernel[2] : 1));
+  if (b.winograd() || has_padding(*job)) job->zeros = b.table<float>(job->channels * (job->merged ? job->kernel[2] : 1));
   const Tensor bias = b.has(2) ? b.contiguous(b.in(2)) : Tensor();
   const Tensor residual = b.has(3) ? b.channels_last(b.in(3)) : Tensor();
   b.allocate(out);
-  const ConvWeight w = conv_weight(b.in(1).dims, b.in(1).rank, a.groups, a.transposed);
   Kernel kernel = w.narrow ? narrow_groups_kernel(job->channels) : conv_channels_last_kernel();
   if (b.winograd()) {
     std::copy(a.padding.size + 1, a.padding.size + kSpatialDims, job->padding);
