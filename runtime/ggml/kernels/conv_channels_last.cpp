@@ -9,9 +9,9 @@ namespace {
 constexpr int64_t kChunk = 512;                // products summed in registers before they are added to the result
 constexpr int64_t kFewPixels = 4 * kMR;        // least pixels of a block
 constexpr int64_t kMostPixels = 32 * kMR;      // most pixels of a block
-constexpr int64_t kL1Floats = 6 * 1024;        // inputs of a block
-constexpr int64_t kStreamedPixels = 16 * kMR;  // of a block whose weights are streamed: the more, the less often
-constexpr int64_t kL2Floats = 128 * 1024;
+constexpr int64_t kL1Floats = 6 * 1024;        // inputs of a block whose weights stay in the L2 cache
+constexpr int64_t kL2Floats = 48 * 1024;       // inputs of a block whose weights are streamed: the more, the less often
+constexpr int64_t kWeightFloats = 128 * 1024;  // weights that stay in the L2 cache
 
 // One phase of each spatial dim: its output pixels as one list, its taps as another.
 struct PixelGrid {
@@ -156,6 +156,7 @@ __attribute__((noinline)) void conv_tile(const ConvPanel& p, const ConvPart& par
     const auto step = [&](int64_t k, Vector(&to)[height][vectors]) {
       Vector columns[vectors];
       for (int v = 0; v < vectors; ++v) columns[v] = load(b + v * kVector);
+      for (int v = 0; v < vectors; ++v) __builtin_prefetch(b + kAhead * kNR + v * kVector);
 #pragma GCC unroll 16
       for (int r = 0; r < height; ++r) {
         const float value = a[r][k];
@@ -240,80 +241,132 @@ void fill_outputs(const ChannelsLastConvJob& job, const PixelGrid& grid, float* 
   });
 }
 
-struct ConvBlock {
-  const float** rows;  // [taps, pixels]
-  int64_t* weight_offset;
-  float** y;
+// How a convolution is split into units of work: image, group, phase, block of pixels, part of the columns.
+struct ConvUnits {
+  int64_t phases, taps, depth, k, panels;                      // products of a tap and of all; panels of columns
+  int64_t blocks = 1, block_pixels = 0, parts = 1, count = 0;  // all phases have the block count of the largest
+  // The inputs of a block are copied: pixels at a multiple of half a page would conflict in a few sets of the L1 cache.
+  bool copies;
 
-  static int64_t floats(int64_t taps, int64_t pixels) {
-    return static_cast<int64_t>(sizeof(void*) / sizeof(float)) * (taps * pixels + taps + pixels);
+  ConvUnits(const ChannelsLastConvJob& job, int nth)
+      : phases(job.phases[0] * job.phases[1] * job.phases[2]),
+        taps(job.kernel[0] * job.kernel[1] * job.kernel[2]),
+        depth(job.merged ? job.kernel[2] * job.channels : job.channels),
+        k(taps * job.channels),
+        panels((job.columns + kNR - 1) / kNR) {
+    const int64_t in_pixels = job.in[0] * job.in[1] * job.in[2], out_pixels = job.out[0] * job.out[1] * job.out[2];
+    const int64_t ratio = std::max<int64_t>(1, in_pixels / std::max<int64_t>(out_pixels, 1));
+    const int64_t floats = k * job.columns > kWeightFloats ? kL2Floats : kL1Floats;
+    const int64_t most = std::clamp(floats / std::max<int64_t>(1, job.channels * ratio), kFewPixels, kMostPixels);
+    const PixelGrid largest(job, 0);
+    blocks = std::max<int64_t>(1, (largest.pixels + most / 2) / most);
+    block_pixels = (largest.pixels + blocks - 1) / blocks + 1;
+    const int64_t units = job.batch * job.groups * phases * blocks;
+    if (nth > 1 && units < 4 * nth) parts = std::min(panels, (4 * nth + units - 1) / units);
+    count = units * parts;
+    const int64_t step = job.phase[2]->stride * job.groups * job.channels * static_cast<int64_t>(sizeof(float));
+    copies = phases == 1 && job.phase[2]->step == 1 && step % 2048 == 0 && depth >= 2 * kNR && panels >= 4;
   }
-  ConvBlock(float* memory, int64_t taps, int64_t pixels)
-      : rows(reinterpret_cast<const float**>(memory)),
-        weight_offset(reinterpret_cast<int64_t*>(rows + taps * pixels)),
-        y(reinterpret_cast<float**>(weight_offset + taps)) {}
+};
+
+// The addresses of a block of pixels, and its inputs if they are copied.
+class ConvBlock {
+ public:
+  static int64_t floats(const ConvUnits& u) {
+    const int64_t addresses = u.taps * u.block_pixels + u.taps + u.block_pixels;
+    return static_cast<int64_t>(sizeof(void*) / sizeof(float)) * addresses + (u.copies ? u.block_pixels * pitch(u) : 0);
+  }
+  ConvBlock(float* memory, const ConvUnits& u)
+      : rows_(reinterpret_cast<const float**>(memory)),
+        weight_offset_(reinterpret_cast<int64_t*>(rows_ + u.taps * u.block_pixels)),
+        y_(reinterpret_cast<float**>(weight_offset_ + u.taps)),
+        copy_(reinterpret_cast<float*>(y_ + u.block_pixels)) {}
+
+  void fill(const ChannelsLastConvJob& job, const ConvUnits& u, const PixelGrid& grid, const float* x, float* y, Span pixels) {
+    count_ = pixels.end - pixels.begin;
+    const InputPointers inputs(job, grid);
+    taps_ = inputs.taps();
+    depth_ = u.depth;
+    inputs.fill(x, pixels, rows_, count_);
+    for (int64_t t = 0; t < taps_; ++t) weight_offset_[t] = inputs.weight_offset(t);
+    fill_outputs(job, grid, y, pixels, y_);
+    if (u.copies) copy_inputs(u);
+  }
+
+  // Everything but weight, bias, residual and columns.
+  ConvPanel panel() const {
+    ConvPanel p{};
+    p.x = rows_;
+    p.pitch = count_;
+    p.y = y_;
+    p.weight_offset = weight_offset_;
+    p.taps = taps_;
+    p.depth = depth_;
+    return p;
+  }
+  int64_t pixels() const { return count_; }
+  float* pixel(int64_t i) const { return y_[i]; }
+
+ private:
+  static int64_t pitch(const ConvUnits& u) { return u.k + kVector; }
+
+  // [pixels, taps * depth]: one long tap.
+  void copy_inputs(const ConvUnits& u) {
+    for (int64_t i = 0; i < count_; ++i) {
+      float* const to = copy_ + i * pitch(u);
+      for (int64_t t = 0; t < taps_; ++t) std::memcpy(to + t * depth_, rows_[t * count_ + i], depth_ * sizeof(float));
+      rows_[i] = to;
+    }
+    depth_ *= std::exchange(taps_, 1);
+  }
+
+  const float** rows_;  // [taps, pixels]
+  int64_t* weight_offset_;
+  float** y_;
+  float* copy_;
+  int64_t count_ = 0, taps_ = 0, depth_ = 0;
 };
 
 void conv_channels_last(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ChannelsLastConvJob*>(userdata);
   const int64_t in_image = job.in[0] * job.in[1] * job.in[2] * job.groups * job.channels;
   const int64_t out_image = job.out[0] * job.out[1] * job.out[2] * job.groups * job.columns;
-  const int64_t phases = job.phases[0] * job.phases[1] * job.phases[2], panels = (job.columns + kNR - 1) / kNR;
-  const int64_t kernel = job.kernel[0] * job.kernel[1] * job.kernel[2], k = kernel * job.channels;
-  const int64_t depth = job.merged ? job.kernel[2] * job.channels : job.channels;
   static const MapJob no_scalars{};
-  // Units: image, group, phase, block of pixels, part of the columns. All phases have the block count of the largest.
-  const PixelGrid largest(job, 0);
-  const int64_t few = std::clamp(kL1Floats / std::max<int64_t>(depth, 1), kFewPixels, kMostPixels);
-  const int64_t most = k * job.columns > kL2Floats ? std::max(few, kStreamedPixels) : few;
-  const int64_t blocks = std::max<int64_t>(1, (largest.pixels + most / 2) / most);
-  int64_t parts = 1;
-  const int64_t units = job.batch * job.groups * phases * blocks;
-  if (nth > 1 && units < 4 * nth) parts = std::min(panels, (4 * nth + units - 1) / units);
-  const int64_t block_pixels = (largest.pixels + blocks - 1) / blocks + 1;
-  float* memory = scratch(ConvBlock::floats(kernel, block_pixels));
+  const ConvUnits u(job, nth);
+  float* memory = scratch(ConvBlock::floats(u));
   if (!memory) return job.fail(0, "out of memory for its pixels. Free memory, or call with smaller sizes.");
-  const ConvBlock block(memory, kernel, block_pixels);
+  ConvBlock block(memory, u);
   Loop loop;
-  loop.push(units * parts, 0);
+  loop.push(u.count, 0);
   int64_t filled = -1;
-  for_each_dynamic(job, loop, out_image * job.batch / (units * parts) * k + 1, ith, nth, [&](int64_t unit, const int64_t*) {
-    const int64_t part = unit % parts, at = unit / parts % blocks, phase = unit / parts / blocks % phases;
-    const int64_t group = unit / parts / blocks / phases % job.groups, image = unit / parts / blocks / phases / job.groups;
-    const PixelGrid grid(job, phase);
-    const Span pixels = split_range(grid.pixels, static_cast<int>(at), static_cast<int>(blocks));
-    const int64_t count = pixels.end - pixels.begin;
-    if (count == 0) return;
-    const InputPointers inputs(job, grid);
-    const int64_t taps = inputs.taps();
-    if (std::exchange(filled, unit / parts) != unit / parts) {
-      inputs.fill(static_cast<const float*>(job.data[1]) + image * in_image + group * job.channels, pixels, block.rows, count);
-      for (int64_t t = 0; t < taps; ++t) block.weight_offset[t] = inputs.weight_offset(t);
-      fill_outputs(job, grid, static_cast<float*>(job.data[0]) + image * out_image + group * job.columns, pixels, block.y);
+  for_each_dynamic(job, loop, out_image * job.batch / u.count * u.k + 1, ith, nth, [&](int64_t unit, const int64_t*) {
+    const int64_t part = unit % u.parts, at = unit / u.parts % u.blocks, phase = unit / u.parts / u.blocks % u.phases;
+    const int64_t group = unit / u.parts / u.blocks / u.phases % job.groups;
+    const int64_t image = unit / u.parts / u.blocks / u.phases / job.groups;
+    if (std::exchange(filled, unit / u.parts) != unit / u.parts) {
+      const PixelGrid grid(job, phase);
+      block.fill(job, u, grid, static_cast<const float*>(job.data[1]) + image * in_image + group * job.channels,
+                 static_cast<float*>(job.data[0]) + image * out_image + group * job.columns,
+                 split_range(grid.pixels, static_cast<int>(at), static_cast<int>(u.blocks)));
     }
-    const Span panel = split_range(panels, static_cast<int>(part), static_cast<int>(parts));
-    ConvPanel p{};
-    p.x = block.rows;
-    p.pitch = count;
-    p.y = block.y;
-    p.weight_offset = block.weight_offset;
-    p.taps = taps;
-    p.depth = depth;
+    if (block.pixels() == 0) return;
+    const Span panels = split_range(u.panels, static_cast<int>(part), static_cast<int>(u.parts));
+    ConvPanel p = block.panel();
     p.residual = job.data[3] ? static_cast<const float*>(job.data[3]) - static_cast<const float*>(job.data[0]) : 0;
     p.function = &job.function;
-    for (int64_t i = panel.begin; i < panel.end; ++i) {
-      p.weight = job.packed + (group * panels + i) * k * kNR;
+    for (int64_t i = panels.begin; i < panels.end; ++i) {
+      p.weight = job.packed + (group * u.panels + i) * u.k * kNR;
       p.first = i * kNR;
       p.columns = std::min<int64_t>(kNR, job.columns - p.first);
       p.bias = job.data[2] ? static_cast<const float*>(job.data[2]) + group * job.columns + p.first : nullptr;
-      run_conv_panel(p, count);
+      run_conv_panel(p, block.pixels());
     }
     if (!job.activation) return;
-    const int64_t first = panel.begin * kNR, columns = std::min(panel.end * kNR, job.columns) - first;
-    const bool adjacent = job.groups == 1 && phases == 1 && parts == 1;  // all of the block is one run
-    for (int64_t r = 0; r < (adjacent ? 1 : count); ++r) {
-      const void* x = block.y[r] + first;
-      job.activation(no_scalars, block.y[r] + first, &x, 0, adjacent ? count * columns : columns);
+    const int64_t first = panels.begin * kNR, columns = std::min(panels.end * kNR, job.columns) - first;
+    const bool adjacent = job.groups == 1 && u.phases == 1 && u.parts == 1;  // all of the block is one run
+    for (int64_t r = 0; r < (adjacent ? 1 : block.pixels()); ++r) {
+      const void* x = block.pixel(r) + first;
+      job.activation(no_scalars, block.pixel(r) + first, &x, 0, adjacent ? block.pixels() * columns : columns);
     }
   });
 }

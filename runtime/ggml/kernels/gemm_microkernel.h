@@ -16,6 +16,7 @@ constexpr int kMR = 12, kVector = 16;
 constexpr int kMR = 6, kVector = 8;
 #endif
 constexpr int kNR = 2 * kVector;
+constexpr int kAhead = 16;  // rows of a panel ahead of which it is prefetched to the L1 cache
 
 // SIMD vector of T, and its unaligned variant, which is used only for loads and stores.
 template <class T>
@@ -169,6 +170,8 @@ void microkernel(const MicrokernelArgs& t) {
   const auto step = [&](Vector(&to)[height][vectors]) {
     Vector columns[vectors];
     for (int v = 0; v < vectors; ++v) columns[v] = load(b + v * kVector);
+    if constexpr (dense)
+      for (int v = 0; v < vectors; ++v) __builtin_prefetch(b + kAhead * kNR + v * kVector);
 #pragma GCC unroll 16
     for (int r = 0; r < height; ++r) {
       const float value = *reinterpret_cast<const float*>(a + r * t.a_row);
