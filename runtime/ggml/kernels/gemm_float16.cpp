@@ -116,6 +116,7 @@ template <int height>
 void multiply_f16(const Tile16& t) {
   const auto step = [&](Vector(&acc)[height][2], int64_t k) {
     const Vector w[2] = {widen_f16(t.panel + k * kNR), widen_f16(t.panel + k * kNR + kVector)};
+    __builtin_prefetch(t.panel + (k + 2 * kAhead) * kNR);
 #pragma GCC unroll 16
     for (int r = 0; r < height; ++r) {
       const float x = reinterpret_cast<const float*>(t.rows[r])[k];
