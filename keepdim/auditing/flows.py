@@ -25,7 +25,7 @@ from ..capture.export import capture
 from ..capture.validate import copy_model, copy_program, resized, run
 from ..errors import KeepdimError, describe_exception, fail, sentence
 from ..files import atomic_write
-from ..fx.symbols import with_input_names
+from ..fx.symbols import with_input_names, with_user_names
 from ..lowering.pipeline import ENGINES, engine_named, lower_method
 from ..shapes.contract import Contract
 from . import locations, snapshot
@@ -178,7 +178,8 @@ def executorch_flow(model: object, args: Sequence[object], kwargs: Mapping[str, 
         try:
             _lower_with_executorch(flow, ep, parts, path)
         except Exception as e:  # third-party code: its failure is part of the audit's result
-            why = f"cannot lower it: {describe_exception(e)} in {locations.of_error(e)}"
+            said = with_user_names(describe_exception(e), baseline.symbols)
+            why = f"cannot lower it: {said} in {locations.of_error(e)}"
             flow.failure = str(e) if isinstance(e, KeepdimError) else sentence("audit", "ExecuTorch", why)
     return flow
 

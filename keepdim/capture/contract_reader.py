@@ -22,7 +22,17 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..errors import KeepdimError, fail
 from ..fx.nodes import shape_env_of
-from ..fx.symbols import Symbols, expr_of, finite, is_data, to_constraints, to_dim, to_size, with_user_names
+from ..fx.symbols import (
+    Symbols,
+    declared_names,
+    expr_of,
+    finite,
+    is_data,
+    to_constraints,
+    to_dim,
+    to_size,
+    with_user_names,
+)
 from ..shapes.contract import ASSERTED, RELIED, Constraint, Contract, DimSource, Spec, Symbol, dtype_name, solve
 from ..shapes.dim import Dim, decide, dmax
 
@@ -43,7 +53,8 @@ class ProgramShapes:
 
 
 def read_shapes(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> ProgramShapes:
-    """The contract of a program, and the Dim of each of torch's symbols; `names` maps these to the user's."""
+    """The contract of a program, and the Dim of each of torch's symbols. `names` maps these to the user's; without it,
+    they are those that the program's ShapeEnv has."""
     reader = _Reader(ep, names or {})
     return ProgramShapes(reader.contract(), reader.symbols, reader.env, reader.unchecked())
 
@@ -54,7 +65,7 @@ def contract_of(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> 
     >>> import torch
     >>> from torch.export import Dim as D, export
     >>> ep = export(torch.nn.Linear(4, 2), (torch.randn(3, 4),), dynamic_shapes=({0: D("batch", min=2, max=8)},))
-    >>> print(contract_of(ep, names={str(s): "batch" for s in ep.range_constraints}))
+    >>> print(contract_of(ep))
     batch: 2..8 from input 0 'input' dim 0
     input: f32[batch, 4]
     -> linear: f32[batch, 2]
@@ -73,7 +84,7 @@ class _Reader:
         self.nodes = {n.name: n for n in ep.graph.nodes}
         self.env = shape_env_of(n.meta.get("val") for n in ep.graph.nodes)
         self.user_inputs = [s for s in ep.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
-        self.names = dict(names)
+        self.names = dict(names) or declared_names(self.env)
         self.exprs = [self._exprs_of(s.arg) for s in self.user_inputs]  # sympy, per input
         self.results = [s.arg for s in ep.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
         self.data: set[str] = set()  # torch's symbols that only the outputs show

@@ -21,7 +21,7 @@ from torch.fx import Node as FxNode
 from ..compat.tracing import LAYERS
 from ..errors import fail
 from ..fx.nodes import graph_modules
-from ..fx.symbols import is_data, scaled_size, to_dim
+from ..fx.symbols import is_data, scaled_size, to_dim, with_user_names
 from ..shapes.dim import Dim, decide
 from .contract_reader import ProgramShapes
 from .decompose import decompose_ops
@@ -44,7 +44,7 @@ def rewrite(ep: ExportedProgram, shapes: ProgramShapes) -> None:
             _whole_ends(gm)
             _parts_as_slices(gm)
             _whole_parts(gm, symbols)
-            _float_sizes(gm)
+            _float_sizes(gm, symbols)
             for n in list(gm.graph.nodes):
                 if n.op == "call_function" and n.target == torch.ops.aten.slice.Tensor:
                     _clamp_ends(gm, n, symbols)
@@ -237,7 +237,7 @@ _ON_TENSORS: dict[object, Callable[..., object]] = {
 _TAKE_TENSORS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 
 
-def _float_sizes(gm: GraphModule) -> None:
+def _float_sizes(gm: GraphModule, symbols: Mapping[str, Dim]) -> None:
     """`x / s**0.5`: ExecuTorch has no sizes that are floats; as a tensor of one element it is data like any other."""
     floats = [n for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.SymFloat)]
     mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
@@ -255,7 +255,7 @@ def _float_sizes(gm: GraphModule) -> None:
 
     for n in floats:
         if n.target not in _ON_TENSORS:
-            _no_float_size(n)
+            _no_float_size(n, symbols)
         with gm.graph.inserting_before(n):
             ins = [twins[a] if a in twins else call(aten.scalar_tensor.default, a, dtype=dtype) for a in n.args]
             twins[n] = ins[0] if n.target is torch.sym_float else call(_ON_TENSORS[n.target], *ins)
@@ -266,12 +266,13 @@ def _float_sizes(gm: GraphModule) -> None:
         user.replace_input_with(n, number)
     for n in reversed(floats):
         if n.users:
-            _no_float_size(n)
+            _no_float_size(n, symbols)
         gm.graph.erase_node(n)
 
 
-def _no_float_size(n: FxNode) -> NoReturn:
-    fact = f"computes a size as a float ({n.meta['val']}), with an op that ExecuTorch does not run"
+def _no_float_size(n: FxNode, symbols: Mapping[str, Dim]) -> NoReturn:
+    size = with_user_names(n.meta["val"], symbols)
+    fact = f"computes a size as a float ({size}), with an op that ExecuTorch does not run"
     fail("capture", f"node '{n.name}'", fact, "Compute it on a tensor: torch.scalar_tensor(size)")
 
 

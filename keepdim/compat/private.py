@@ -16,6 +16,14 @@ use(
     reason="without it torch.export takes every size to be at least 2",
     upstream="torch.export takes ranges that begin at 0 or 1 as they are declared",
 )
+for table in ("source_name_to_debug_name", "var_to_sources"):
+    use(
+        f"torch.fx.experimental.symbolic_shapes.ShapeEnv.{table}",
+        of="torch",
+        version=TORCH,
+        reason="errors name the sizes of an ExportedProgram as the Dims that they were declared with",
+        upstream="an ExportedProgram maps its symbols to the names of their Dims, also after torch.export.load",
+    )
 use(
     "torch.utils._pytree.SUPPORTED_SERIALIZED_TYPES",
     of="torch",

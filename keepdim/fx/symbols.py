@@ -91,7 +91,7 @@ def _from_sympy(e: sympy.Expr, symbols: Mapping[str, Dim]) -> Dim:
     if (scaled := scaled_size(e, symbols)) is not None:
         size, ratio = scaled
         return _from_sympy(size, symbols) * ratio.numerator // Dim.const(ratio.denominator)
-    fail("contract", f"size {e}", f"uses {kind}, which a Dim cannot express")
+    fail("contract", f"size {with_user_names(e, symbols)}", f"uses {kind}, which a Dim cannot express")
 
 
 def scaled_size(e: sympy.Expr, symbols: Mapping[str, Dim]) -> tuple[sympy.Expr, Fraction] | None:
@@ -153,7 +153,11 @@ def _sides(e: Boolean, symbols: Mapping[str, Dim]) -> tuple[Dim, str, Dim]:
     relation = e.args[0] if negated else e
     cmp = _RELATIONS.get(type(relation).__name__)
     if cmp is None:
-        fail("contract", f"guard {e}", f"is a {type(e).__name__}, which a constraint cannot express")
+        fail(
+            "contract",
+            f"guard {with_user_names(e, symbols)}",
+            f"is a {type(e).__name__}, which a constraint cannot express",
+        )
     lhs, rhs = relation.args
     if any(abs(n) > INT64_MAX for n in relation.atoms(sympy.Integer)):  # "fits int64", with a size on the other side
         offset, lhs = (lhs - rhs).as_coeff_Add()
@@ -192,6 +196,18 @@ def with_user_names(text: object, symbols: Mapping[str, object]) -> str:
     'u0 <= batch'
     """
     return re.sub(r"\b[a-z]+\d+\b", lambda m: str(symbols[m[0]]) if m[0] in symbols else m[0], str(text))
+
+
+def declared_names(env: ShapeEnv | None) -> dict[str, str]:
+    """torch's symbol → the name of the Dim that it was declared with. Empty after torch.export.load.
+
+    A size that is declared as `2*n` names no symbol, but torch has a source called `n` for the symbol of the Dim.
+    """
+    if env is None:
+        return {}
+    texts = env.source_name_to_debug_name  # "L['x'].size()[0]" → "batch"
+    found = {s: [texts.get(x.name, x.name) for x in sources] for s, sources in env.var_to_sources.items()}
+    return {str(s): name for s, names in found.items() for name in names[:1] if name.isidentifier()}
 
 
 _INPUT_SIZE = r"L\['(\w+)'\]((?:\[[^\]]+\])*)\.size\(\)\[(\d+)\]"  # torch.export's text for a size of an input

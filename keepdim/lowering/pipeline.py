@@ -51,7 +51,7 @@ from ..errors import KeepdimError, describe_exception, fail
 from ..files import atomic_path
 from ..frontend.ops import RULES, Unsupported
 from ..fx.nodes import Mark, compute_ops, graph_modules, module_path, overload, shape_env_of
-from ..fx.symbols import Symbols, to_dim, with_user_names
+from ..fx.symbols import Symbols, declared_names, to_dim, with_user_names
 from ..ir.program import Program
 from ..ir.quant import Quantised
 from ..native import _native
@@ -170,7 +170,7 @@ def lower_partitioned(captured: Captured, path: Path, partitioner: Sequence[Part
         report = report_on(program, partitioner, captured.notes)
         text = build_outline(program, shapes.all_symbols, report.remaining).to_json()
         guard.add(program, replace(shapes.contract, constraints=tuple(constraints)))
-        _write(edge, path, {CONTRACT_METHOD: signature.to_json(), OUTLINE_METHOD: text})
+        _write(edge, path, {CONTRACT_METHOD: signature.to_json(), OUTLINE_METHOD: text}, symbols)
     return Artifact(path, program, report)
 
 
@@ -199,9 +199,10 @@ def lower_single(
         lowered = lowered._replace(weights={k: w for k, w in lowered.weights.items() if k not in table.spans})
     program = single_delegate.to_method(lowered, backend)
     # A program of its own, exported for the call of the delegate: Captured does not have its ShapeEnv.
-    with open_sizes(shape_env_of(n.meta.get("val") for n in program.graph.nodes)):
+    env = shape_env_of(n.meta.get("val") for n in program.graph.nodes)
+    with open_sizes(env):
         edge = EdgeProgramManager(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
-        _write(edge, path, {CONTRACT_METHOD: signature.to_json(), **(methods or {})})
+        _write(edge, path, {CONTRACT_METHOD: signature.to_json(), **(methods or {})}, declared_names(env))
     counts = Counter(compute_ops(ep.graph.nodes))
     for note in (widened := _widened(engine, lowered.program)):
         log.info(note)
@@ -270,11 +271,11 @@ def check_options(engine: str, precision: str) -> None:
     check_precision(precision)
 
 
-def _write(edge: EdgeProgramManager, path: Path, methods: dict[str, str]) -> None:
-    """Write the sealed file of a lowered program."""
+def _write(edge: EdgeProgramManager, path: Path, methods: dict[str, str], names: Mapping[str, object]) -> None:
+    """Write the sealed file of a lowered program; `names` maps torch's symbols in it to the user's."""
     set_constant_methods(edge, methods)
     with as_kernels_write(), delegate_calls_kept():
-        executorch = _to_executorch(edge)
+        executorch = _to_executorch(edge, names)
     _check_emitted(executorch.executorch_program)
     with atomic_path(path, "lower") as part:
         with part.open("wb") as f:
@@ -300,14 +301,15 @@ def _to_edge(program: ExportedProgram, partitioner: list[Partitioner], symbols: 
             executorch_kernels.refuse_faulty(graphs)
             executorch_kernels.refuse_missing_in_error(e)
             _refuse_data_dependent(e, symbols)
-            fail("lower", "ExecuTorch", f"cannot lower this program: {describe_exception(e)}", cause=e)
+            why = with_user_names(describe_exception(e), symbols)
+            fail("lower", "ExecuTorch", f"cannot lower this program: {why}", cause=e)
 
 
 def _refuse_data_dependent(e: Exception, symbols: Symbols) -> None:
     """Fail in our words where a pass of ExecuTorch asks for a fact about a data-dependent size."""
     if type(e).__name__ == "GuardOnDataDependentSymNode" and (found := re.search(r"expression (.*?) \(", str(e))):
         remedy = "Read a size with one .item() and bound that: torch._check(n >= 0), torch._check(n <= ...)"
-        asked = with_user_names(found.group(1), symbols.known)
+        asked = with_user_names(found.group(1), symbols)
         fail("lower", asked, "ExecuTorch's passes have to decide it, and only data does", remedy, e)
 
 
@@ -329,7 +331,7 @@ def _mutated(program: ExportedProgram) -> list[int]:
     return [inputs.index(str(s.target)) for s in specs.output_specs if s.kind == OutputKind.USER_INPUT_MUTATION]
 
 
-def _to_executorch(edge: EdgeProgramManager) -> ExecutorchProgramManager:
+def _to_executorch(edge: EdgeProgramManager, names: Mapping[str, object]) -> ExecutorchProgramManager:
     try:
         # Inputs are read from the caller's memory; planning them would cost a copy, and memory for their upper bounds.
         config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False))
@@ -340,7 +342,8 @@ def _to_executorch(edge: EdgeProgramManager) -> ExecutorchProgramManager:
     except KeepdimError:
         raise
     except Exception as e:  # as above
-        fail("lower", "ExecuTorch", f"cannot emit this program: {describe_exception(e)}", cause=e)
+        why = with_user_names(describe_exception(e), names)
+        fail("lower", "ExecuTorch", f"cannot emit this program: {why}", cause=e)
 
 
 def _check_emitted(emitted: EmittedProgram) -> None:

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import KeepdimError, describe_exception, fail
+from ..fx.symbols import declared_names, with_user_names
 from .axes import Args, Axis, Function, Kwargs, Reader, Size
 
 Candidate = tuple[str, Function]
@@ -178,15 +179,25 @@ def link_sizes(subject: str, axes: Sequence[Axis], read: Reader, candidates: Seq
     """
     read_sizes = example_sizes(subject, axes, read, args, kwargs)
     symbolic = symbolic_inputs(args, kwargs, lambda x, d: (id(x), d) in read_sizes or x.shape[d] > 1, {})
+
+    def named(why: str) -> str:
+        first = [_expr(t[0]) for t in read.terms(*symbolic.args, **symbolic.kwargs)]
+        sizes = {str(s): v for s, v in symbolic.env.backed_var_to_val.items()}  # those of the example
+        return _with_axes(why, axes, first, sizes)
+
     with symbols_of(symbolic):
         equate(read.terms(*symbolic.args, **symbolic.kwargs))
         for name, run in candidates:
-            _run(subject, name, run, symbolic.args, symbolic.kwargs)
+            _run(subject, name, run, symbolic.args, symbolic.kwargs, named)
         sizes = [_expr(t[0]) for t in read.terms(*symbolic.args, **symbolic.kwargs)]
     free = set().union(*(symbolic.env.replace(e).free_symbols for e in sizes))
     for axis, e in zip(axes, sizes, strict=True):
         if not symbolic.env.replace(e).free_symbols:
-            fail("dispatch", f"{subject}, axis {axis.name!r}", f"is {e} for every input that the functions accept")
+            fail(
+                "dispatch",
+                f"{subject}, axis {axis.name!r}",
+                f"is {symbolic.env.replace(e)} for every input that the functions accept",
+            )
     out: dict[tuple[int, int], sympy.Expr] = {}
     leaves = zip(pytree.tree_leaves((tuple(args), dict(kwargs))), pytree.tree_leaves((symbolic.args, symbolic.kwargs)),
                  strict=True)  # fmt: skip
@@ -232,6 +243,10 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
             fail("dispatch", f"{subject}, axis {axis.name!r}", f"{axis.text} depends on data, not on sizes of inputs",
                  "Call one of the implementations")  # fmt: skip
     results, fresh = [], []
+
+    def named(why: str) -> str:
+        return _with_axes(why, axes, sizes, declared_names(env))
+
     for name, run in candidates:
         before, tried = len(env.guards), _points(env, axes, sizes, points)
         mine, more = pytree.tree_map_only(torch.Tensor, _like, (tuple(args), dict(kwargs)))
@@ -240,7 +255,7 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
         if len(candidates) > 1:  # a single candidate is not in a branch
             known |= {"one of its buffers": own, "a tensor that it captures": _outside(run)}
         versions = {what: [x._version for x in tensors] for what, tensors in known.items()}
-        out = _run(subject, name, run, mine, more)
+        out = _run(subject, name, run, mine, more, named)
         for what, tensors in known.items():
             if versions[what] != [x._version for x in tensors]:
                 fail("dispatch", f"{subject}, implementation {name!r}", f"changes {what}", "Let it work on a clone")
@@ -258,7 +273,19 @@ def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, 
     return fresh
 
 
-def _run(subject: str, name: str, run: Function, args: Args, kwargs: Kwargs) -> object:
+def _with_axes(why: str, axes: Sequence[Axis], sizes: Sequence[sympy.Expr], others: Mapping[str, object]) -> str:
+    """A message of torch with the names of axes instead of torch's symbols, and what `others` has for other symbols."""
+    names = dict(others)
+    for axis, e in zip(axes, sizes, strict=True):
+        if e.is_Symbol:
+            names[str(e)] = axis.name
+        elif e.free_symbols:
+            why = why.replace(str(e), axis.name)
+    return with_user_names(why, names)
+
+
+def _run(subject: str, name: str, run: Function, args: Args, kwargs: Kwargs, named: Callable[[str], str]) -> object:
+    """The results; `named` puts the names of axes into an error."""
     global _in_preflight
     outer, _in_preflight = _in_preflight, True
     with _disable_current_modes():  # captured tensors are real: an op may mutate them, which is undone below
@@ -268,7 +295,7 @@ def _run(subject: str, name: str, run: Function, args: Args, kwargs: Kwargs) -> 
     except KeepdimError:
         raise
     except Exception as e:  # the function or an op inside it may raise anything
-        why = describe_exception(e)
+        why = named(describe_exception(e))
         fail("dispatch", f"{subject}, implementation {name!r}", f"does not run on symbolic sizes ({why})", cause=e)
     finally:
         _in_preflight = outer

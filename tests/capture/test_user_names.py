@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 import torch
 import torch.fx.experimental._config as fx_config
+from executorch.exir import to_edge_transform_and_lower
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from torch import nn
 from torch.export import Dim, export
@@ -14,7 +17,7 @@ from torch.export import Dim, export
 import keepdim
 from keepdim import KeepdimError
 from keepdim.capture.contract_reader import read_shapes
-from keepdim.fx.symbols import Symbols
+from keepdim.fx.symbols import Symbols, to_constraints, to_dim
 from keepdim.lowering.pipeline import _refuse_data_dependent
 from keepdim.shapes.dim import Dim as Size
 
@@ -125,3 +128,76 @@ def test_a_decision_about_data() -> None:
     symbols = Symbols({"s77": Size.symbol("batch", 2, 16)})
     with pytest.raises(KeepdimError, match=r"\[lower\] u0 < batch: ExecuTorch's passes have to decide it"):
         _refuse_data_dependent(error("Could not guard on data-dependent expression u0 < s77 (unhinted: u0)"), symbols)
+
+
+# ---------------------------------------------------------------- an ExportedProgram, which has no dynamic_shapes
+EXPORTED = {
+    "a size": (3, {0: BATCH}, 40, "dim 0: batch = 40 is out of range 2..16"),
+    "a multiple": (8, {0: 4 * BATCH}, 200, "dim 0: batch = 50 is out of range 2..16"),
+    "without a name": (3, {0: Dim.DYNAMIC(min=2, max=16)}, 40, " = 40 is out of range 2..16"),
+}
+
+
+def exported(name: str) -> torch.export.ExportedProgram:
+    size, shape, *_ = EXPORTED[name]
+    return export(Model(lambda x: x * 2), (torch.randn(size, 4),), dynamic_shapes=(shape,))
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_exported_program_has_the_names_of_its_dims(name: str) -> None:
+    """In keepdim.lower, and in ExecuTorch's own flow."""
+    *_, wrong, sentence = EXPORTED[name]
+    module = keepdim.lower(exported(name))
+    with pytest.raises(KeepdimError) as e:
+        module(torch.randn(wrong, 4))
+    assert sentence in str(e.value)
+    partitioner = keepdim.GgmlPartitioner()
+    to_edge_transform_and_lower(exported(name), partitioner=[partitioner])
+    assert partitioner.contract is not None and str(partitioner.contract) == str(module.contract)
+
+
+def test_names_that_are_given_go_first() -> None:
+    ep = exported("a size")
+    (symbol,) = ep.range_constraints
+    assert read_shapes(ep, {str(symbol): "rows"}).contract.symbols[0].name == "rows"
+
+
+def test_a_loaded_program_has_torchs_names(tmp_path: Path) -> None:
+    """torch.export.save does not write the names."""
+    torch.export.save(exported("a size"), tmp_path / "m.pt2")
+    loaded = torch.export.load(tmp_path / "m.pt2")
+    (symbol,) = loaded.range_constraints
+    assert read_shapes(loaded).contract.symbols[0].name == str(symbol)
+
+
+# ---------------------------------------------------------------- expressions and messages of torch
+def test_a_size_that_is_a_float() -> None:
+    with pytest.raises(KeepdimError, match=r"FloatPow\(ToFloat\(batch\), 0.5\)"):
+        keepdim.lower(
+            Model(lambda x: torch.full_like(x, x.shape[0] ** 0.5)), (torch.randn(3, 4),), dynamic_shapes=({0: BATCH},)
+        )
+
+
+def test_an_expression_that_no_dim_has() -> None:
+    s, symbols = sympy.Symbol("s77"), {"s77": Size.symbol("batch", 2, 16)}
+    with pytest.raises(KeepdimError, match=r"\[contract\] size sqrt\(batch\): uses Pow"):
+        to_dim(sympy.sqrt(s), symbols)
+    with pytest.raises(KeepdimError, match=r"\[contract\] guard \(batch > 3\) \^ \(batch < 9\): is a Xor"):
+        to_constraints(sympy.Xor(s > 3, s < 9), symbols, "")
+
+
+class Failing(Partitioner):
+    """Shows a shape in its error."""
+
+    def partition(self, exported_program: Any) -> PartitionResult:
+        last = next(n for n in reversed(exported_program.graph.nodes) if n.op == "call_function")
+        raise ValueError(f"no kernel for {last.meta['val'].shape}")
+
+
+def test_an_error_of_a_partitioner() -> None:
+    """Its shapes have the user's names, in lowering and in an audit."""
+    given = (Model(lambda x: x * 2), (torch.randn(3, 4),))
+    with pytest.raises(KeepdimError, match=r"no kernel for torch.Size\(\[batch, 4\]\)"):
+        keepdim.lower(*given, dynamic_shapes=({0: BATCH},), partitioner=Failing())
+    audit = keepdim.audit(*given, dynamic_shapes=({0: BATCH},), partitioner=Failing())
+    assert "no kernel for torch.Size([batch, 4])" in audit.failure

@@ -341,7 +341,8 @@ def test_what_is_used_is_there(entry: patch.Entry) -> None:
             continue
         break
     for part in parts[i:]:
-        found = getattr(found, part)
+        owner = found() if isinstance(found, type) and not hasattr(found, part) else found  # set by its constructor
+        found = getattr(owner, part)
     assert found is not None
 
 

@@ -206,7 +206,10 @@ TOGETHER = {
     "python if": (branches, "implementation 'branches': decides in Python on s <= 40 ("),
     "a divisor": (divides, "implementation 'divides': relies on Eq("),
     "data": (lambda x: x * 2 if x.sum() > 0 else x, "does not run on symbolic sizes ("),
-    "error": (lambda x: x @ x, "does not run on symbolic sizes ("),
+    "error": (
+        lambda x: x @ x,
+        "does not run on symbolic sizes (RuntimeError: a and b must have same reduction dim, but got [s, 4] X [s, 4])",
+    ),
 }
 
 
