@@ -48,19 +48,25 @@ class Entry(NamedTuple):
 TABLE: dict[str, Entry] = {}
 
 
-def entries() -> list[Entry]:
-    """The whole table: of every module of this package."""
+def modules() -> list[str]:
+    """The modules of this package, by their full names."""
     import pkgutil
 
     package = importlib.import_module(__name__.rpartition(".")[0])
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    return [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+
+
+def entries() -> list[Entry]:
+    """The whole table: of every module of this package."""
+    for name in modules():
+        importlib.import_module(name)
     return sorted(TABLE.values(), key=lambda e: (e.kind, e.of, e.where, e.name))
 
 
 def _declare(kind: str, name: str, where: str, of: str, version: str, reason: str, upstream: str) -> None:
-    assert name not in TABLE, f"{name} is declared twice"
-    TABLE[name] = Entry(name, kind, of, version, reason, upstream, where)
+    entry = Entry(name, kind, of, version, reason, upstream, where)
+    assert TABLE.get(name, entry) == entry, f"{name} is declared twice"  # equal: a module that failed is imported again
+    TABLE[name] = entry
 
 
 def patch(
