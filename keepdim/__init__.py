@@ -5,13 +5,12 @@ transformers nor jax, and `keepdim --help` not even torch. The compiled library 
 ExecuTorch (`compat.registration`).
 """
 
-import os
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .compat.lock import importing
 from .compat.registration import follow_executorch
+from .compat.threads import one_thread_after_fork
 from .errors import KeepdimError, optional
 
 if TYPE_CHECKING:
@@ -82,11 +81,5 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-def _use_one_torch_thread() -> None:
-    """torch's threads do not survive a fork, and its parallel kernels would wait for them forever."""
-    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "set_num_threads"):
-        torch.set_num_threads(1)
-
-
-os.register_at_fork(after_in_child=_use_one_torch_thread)
+one_thread_after_fork()
 follow_executorch()

@@ -158,12 +158,16 @@ def test_the_runtime_neither_prints_nor_reads_the_environment(path: Path) -> Non
 
 FOREIGN = {"torch", "executorch", "transformers", "gguf", "tokenizers", "jax", "jaxlib", "sympy", "numpy"}
 CHANGES = {"update", "pop", "popitem", "setdefault", "discard", "append", "clear", "insert", "__setitem__", "register"}
+# Functions that change torch for the whole process, however torch is reached; and others of that form.
+SETTINGS = {"set_num_threads", "set_num_interop_threads", "set_default_dtype", "set_default_device", "set_grad_enabled"}
+SETTER = re.compile(r"_?set_|use_deterministic")
 # Methods and public attributes of their objects: of a ShapeEnv, of a user's model, of an import.
 METHODS = {"register_buffer", "register_parameter", "set_attn_implementation"}
 STATE = {"var_to_range", "replacements", "guards", "rope_type", "inv_freq", "meta_path", "exec_module"}
 IMPORTS = ("optional", "importlib.import_module", "import_module", "__import__")
 # What is set outside compat all the same.
 SET_ELSEWHERE = {
+    "capture/validate.py": ["torch.backends.mha.set_fastpath_enabled"] * 2,  # a public setting, and its restoration
     "stablehlo/refine.py": ["out._divides"],  # a class of its own file
 }
 
@@ -220,6 +224,10 @@ def changes_of_others(tree: ast.Module) -> list[str]:
             elif isinstance(n.func, ast.Attribute) and n.func.attr in CHANGES:
                 if is_private(n.func.value) or in_foreign(name, names):
                     found.append(name)
+            elif isinstance(n.func, ast.Attribute) and n.func.attr in SETTINGS:
+                found.append(name)
+            elif isinstance(n.func, ast.Attribute) and SETTER.match(n.func.attr) and in_foreign(name, names):
+                found.append(name)
             elif isinstance(n.func, ast.Attribute) and n.func.attr in METHODS and name.split(".")[0] != "self":
                 found.append(name)
         if isinstance(n, (ast.Import, ast.ImportFrom)) and "mock" in ast.unparse(n):
@@ -238,7 +246,7 @@ def test_only_compat_changes_other_libraries(path: Path) -> None:
 
 
 def test_changes_of_others_are_found() -> None:
-    """The forms that patches had before they were in compat."""
+    """The forms that patches had before they were in compat, and settings of the whole process."""
     text = """
 import torch
 from executorch.exir.program import _program
@@ -261,8 +269,11 @@ rope.rope_type, rope.inv_freq = "default", rope.original_inv_freq
 layer.register_buffer("keys", data)
 layer._buffers.pop("keys")
 sys.meta_path.insert(0, finder)
+sys.modules["torch"].set_num_threads(1)
+torch.backends.cuda.matmul.set_precision(order)
+torch.use_deterministic_algorithms(True)
 """
-    assert len(changes_of_others(ast.parse(text))) == 17
+    assert len(changes_of_others(ast.parse(text))) == 20
 
 
 def test_public_names_exist() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import signal
 import subprocess
 import sys
 import threading
@@ -281,6 +282,31 @@ def follows_executorch() -> None:
         assert run.stdout.split()[-1:] == [known], run.stderr[-2000:]
 
 
+FORK = """
+import os, signal, sys
+import torch
+if sys.argv[1] == "with":
+    import keepdim
+torch.set_num_threads(2)
+numbers = torch.ones(4_000_000)
+numbers.exp() + 1
+if (child := os.fork()) == 0:
+    signal.alarm(int(sys.argv[2]))
+    numbers.exp() + 1
+    os._exit(torch.get_num_threads())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), torch.get_num_threads())
+"""
+
+
+def computes_after_a_fork() -> None:
+    """Without it the forked process waits until the alarm ends it; with it, it has one thread, and the parent two."""
+    for how, seconds, seen in (("without", 5, f"{-signal.SIGALRM} 2"), ("with", 200, "1 2")):
+        run = subprocess.run(
+            [sys.executable, "-c", FORK, how, str(seconds)], capture_output=True, text=True, timeout=280
+        )
+        assert run.stdout.strip() == seen, run.stderr[-2000:]
+
+
 def forgets_conds() -> None:
     """An earlier cond fixes a size of a later one, but not where Dynamo has forgotten it."""
 
@@ -319,6 +345,7 @@ def hears_why() -> None:
 OTHERS: dict[str, Callable[[], None]] = {
     "follow_executorch": follows_executorch,
     "forget_conds": forgets_conds,
+    "one_thread_after_fork": computes_after_a_fork,
     "ExecutorchScope": hears_why,
 }
 
