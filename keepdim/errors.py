@@ -48,13 +48,16 @@ def fail(stage: str, subject: str, fact: str, remedy: str = "", cause: BaseExcep
     raise KeepdimError(sentence(stage, subject, fact, remedy)) from cause
 
 
+_DEBUGGING = re.compile(r"\s*For more information[^.\n]*(?:see:|run with TORCH_LOGS).*")  # torch's way to see more
+
+
 def sentence_of(e: BaseException) -> str:
     """An exception's text in one line; for a list, as in torch.export's constraint violations, the listed items.
 
     >>> sentence_of(ValueError("Constraints violated (n)! See the log.\\n  - n is 3. Mark it otherwise.\\n  - m is 4."))
     'n is 3; m is 4'
     """
-    text = str(e)
+    text = _DEBUGGING.sub("", str(e))
     listed = re.findall(r"^ +- (.+?)(?:\.(?= )|\.?$)", text, re.MULTILINE)
     return textwrap.shorten("; ".join(listed) or text, 300, placeholder=" …").rstrip(".")
 

@@ -154,8 +154,8 @@ def _export(
     except KeepdimError:  # of a dispatch inside the model
         raise
     except Exception as e:  # torch.export raises many kinds; all of them mean that this mode does not work
-        why = describe_exception(e)
-        fail("capture", "torch.export", f"refused: {with_input_names(why)}", _remedy(why), e)
+        why = with_input_names(describe_exception(e))
+        fail("capture", "torch.export", f"refused: {why}", _remedy(why), e)
 
 
 def _remedy(why: str) -> str:
@@ -168,6 +168,9 @@ def _remedy(why: str) -> str:
 
 REMEDIES = {
     "must always be equal": "Use the same Dim for both",
+    "must always be related": "Declare the relation in dynamic_shapes, such as 2*length",
+    r"satisfy the generated guard .*(% \d+\) == 0|== \(\d+\*\(\w+ // \d+\)\))": "Declare a multiple, such as 4*n",
+    "specialized it to be a constant": "The model uses it as a number: leave it static, or read it from the shape",
     "satisfy the generated guard": "The model branches on a size: use torch.cond, or narrow the range",
 }
 

@@ -17,6 +17,7 @@ from torch.export import Dim, export
 import keepdim
 from keepdim import KeepdimError
 from keepdim.capture.contract_reader import read_shapes
+from keepdim.capture.export import PLAIN, capture
 from keepdim.fx.symbols import Symbols, to_constraints, to_dim
 from keepdim.lowering.pipeline import _refuse_data_dependent
 from keepdim.shapes.dim import Dim as Size
@@ -68,6 +69,61 @@ REFUSED = {
         "Use the same Dim for both.",
     ),
 }
+
+
+# A model, inputs and shapes that torch.export refuses, the remedy of the error, and the model and shapes after it.
+X, LENGTH, N = torch.randn(8, 3), Dim("length", min=4, max=16), Dim("n", min=1, max=8)
+PARTS = {0: Dim("m", min=4, max=32)}
+
+
+def sums(x: torch.Tensor) -> torch.Tensor:
+    return x.view(x.shape[0] // 4, 4, 3).sum(1)
+
+
+def sums_of_parts(x: torch.Tensor) -> torch.Tensor:
+    return sums(x) if x.shape[0] % 4 == 0 else x * 2
+
+
+def twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, x]) + y
+
+
+def eight_rows(x: torch.Tensor) -> torch.Tensor:
+    return x.view(8, 3) * 2
+
+
+RELATED = ({0: LENGTH}, {0: Dim("total", min=8, max=32)})
+NUMBER = "The model uses it as a number: leave it static, or read it from the shape."
+REMEDIES = {
+    "a relation": (
+        *(twice, (X, torch.randn(16, 3)), RELATED),
+        *("Declare the relation in dynamic_shapes, such as 2*length.", twice, ({0: LENGTH}, {0: 2 * LENGTH})),
+    ),
+    "a multiple": (sums, (X,), (PARTS,), "Declare a multiple, such as 4*n.", sums, ({0: 4 * N},)),
+    "a remainder": (sums_of_parts, (X,), (PARTS,), "Declare a multiple, such as 4*n.", sums_of_parts, ({0: 4 * N},)),
+    "a number, left static": (eight_rows, (X,), ({0: LENGTH},), NUMBER, eight_rows, (None,)),
+    "a number, read": (eight_rows, (X,), ({0: LENGTH},), NUMBER, lambda x: x.view(x.shape[0], 3) * 2, ({0: LENGTH},)),
+}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_a_remedy_works(name: str) -> None:
+    """What torch.export refuses, it takes after the change that the error asks for."""
+    f, inputs, shapes, remedy, changed, better = REMEDIES[name]
+    with pytest.raises(KeepdimError) as e:
+        capture(Model(f), inputs, dynamic_shapes=shapes, modes=[PLAIN])
+    assert str(e.value).endswith(remedy)
+    capture(Model(changed), inputs, dynamic_shapes=better, modes=[PLAIN])
+
+
+def test_advice_on_debugging_torch_is_left_out() -> None:
+    """The message alone is quoted."""
+    with pytest.raises(KeepdimError, match="Could not guard on data-dependent expression") as e:
+        keepdim.lower(Model(lambda x: x * 2 if x.nonzero().shape[0] > 3 else x), (X,))
+    assert "TORCH_LOGS" not in str(e.value)
+    with pytest.raises(KeepdimError, match="to have the same length as the actual tensor shape") as e:
+        keepdim.lower(Model(sums), (X,), dynamic_shapes=(({0: BATCH},),))
+    assert "For more information" not in str(e.value)
 
 
 @pytest.mark.parametrize("name", REFUSED)
