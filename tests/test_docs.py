@@ -165,6 +165,7 @@ def test_the_list_of_errors_is_that_of_the_sources(request):
         path.write_text(page)
     assert path.read_text() == page
     assert {s.stage for s in sentences.sentences()} - {""} <= set(sentences.STAGES)
+    assert not re.search(r"\{\w+_\}|\{k[A-Z]\w*\}|\| \{why\}", page)  # names of C++, rows that say nothing
 
 
 def blocks(path: Path) -> list[tuple[str, str]]:

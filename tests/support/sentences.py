@@ -87,7 +87,7 @@ def _label(e: ast.expr) -> str:
             return "why"
         case ast.Name(id=name):
             return name.strip("_")
-        case ast.Attribute(attr="__name__"):
+        case ast.Attribute(attr="__name__" | "__qualname__"):
             return "type"
         case ast.Attribute(attr=name):
             return name
@@ -95,6 +95,8 @@ def _label(e: ast.expr) -> str:
             return _label(inner)
         case ast.Call(func=ast.Name(id="range_text")):
             return "range"
+        case ast.Call(func=ast.Name(id="_remedy")):
+            return "remedy"
         case ast.Call(func=ast.Name(), args=[inner, *_]):
             return _label(inner)
         case ast.Call(func=ast.Attribute(value=inner)) | ast.Subscript(value=inner):
@@ -113,6 +115,8 @@ def _text(e: ast.expr | None, names: dict[str, list[ast.expr]]) -> str:
             return text
         case ast.JoinedStr(values=parts):
             return "".join(_text(p, names) for p in parts)
+        case ast.FormattedValue(value=ast.Call(func=ast.Attribute(attr="blamed"))):
+            return " (at {lines})"
         case ast.FormattedValue(value=ast.IfExp() | ast.Constant() as inner):
             return _text(inner, names)
         case ast.FormattedValue(value=inner, conversion=c):
@@ -152,7 +156,8 @@ def _python(path: Path) -> Iterator[Sentence]:
             word = stage.value if isinstance(stage, ast.Constant) else "any stage"
             yield Sentence(str(word), f"{where}: {fact}", _text(rest[0], names) if rest else "", file)
         elif isinstance(n.func, ast.Name) and n.func.id == "KeepdimError" and isinstance(n.args[0], ast.JoinedStr):
-            yield _split(_text(n.args[0], names), file)
+            if (text := _text(n.args[0], names)).startswith("["):  # else it is another error, and something added
+                yield _split(text, file)
         elif isinstance(n.func, ast.Name) and n.func.id == "Unsupported":
             yield Sentence("", _text(n.args[0], names), "", file)
 
@@ -190,8 +195,15 @@ def _arguments(tokens: list[str], start: int) -> tuple[list[list[str]], int]:
     return out, i
 
 
-def _joined(tokens: list[str]) -> str:
-    """Literals and, between them, a word for what is added."""
+def _word(name: str) -> str:
+    """A name of C++ as a placeholder: `kMaxFields` and `name_` as `max_fields` and `name`."""
+    if re.match(r"k[A-Z]", name):
+        name = re.sub(r"(?<!^)([A-Z])", r"_\1", name[1:]).lower()
+    return name.rstrip("_")
+
+
+def _joined(tokens: list[str], strings: dict[str, str]) -> str:
+    """Literals and, between them, a word for what is added; `strings` has the text of variables."""
     out, other, inside = "", [], []
     known = {
         "quote": "'{name}'",
@@ -199,14 +211,14 @@ def _joined(tokens: list[str]) -> str:
         "name_text": "input {i} '{name}'",
         "where": "{input} dim {d}",
     }
-    known["name_of"] = known["name_text"]
+    known |= {"name_of": known["name_text"], "describe_failure": "{why}"} | strings
 
     def flush() -> str:
         words = [w for w in other if re.match(r"[A-Za-z_]", w) and not w.startswith(("std::", "et::"))]
         text = next((known[w] for w in words if w in known), None)
         name = re.split(r"[.:>-]+", words[-1])[-1] if words else ""
         other.clear()
-        return text if text is not None else f"{{{name}}}" if words else ""
+        return text if text is not None else f"{{{_word(name)}}}" if words else ""
 
     for before, t in zip(["", *tokens], tokens, strict=False):
         if t == "(":
@@ -230,7 +242,20 @@ def _joined(tokens: list[str]) -> str:
 def _cpp(path: Path) -> Iterator[Sentence]:
     file = path.relative_to(ROOT).as_posix()
     tokens = [t for t in TOKEN.findall(path.read_text()) if not t.startswith("//")]
+    scopes: list[dict[str, str]] = [{}]  # the variables with a text, of every block that is open
     for i in range(1, len(tokens) - 1):
+        strings = {name: text for scope in scopes for name, text in scope.items()}
+        if tokens[i] == "{":
+            scopes.append({})
+        elif tokens[i] == "}":
+            scopes.pop()
+        elif tokens[i] == "=" and tokens[i - 2] in ("std::string", "*"):
+            text = _joined(tokens[i + 1 : tokens.index(";", i)], strings)
+            if re.search(r"[a-z]", re.sub(r"{\w+}", "", text)) and OR not in text:
+                constant = re.match(r"k[A-Z]", tokens[i - 1]) is not None  # of a namespace that is closed later
+                scopes[0 if constant else -1][tokens[i - 1]] = text.replace("{size}", "{i}")  # the next of a list
+        elif tokens[i] == ";" and tokens[i - 2] == "std::string":  # a part that is added to later, or stays empty
+            scopes[-1][tokens[i - 1]] = f" {{{tokens[i - 1]}}}"
         word = re.split(r"[.>-]+", tokens[i])[-1]
         if word not in ("fail", "refuse", "report", "Error") or tokens[i + 1] != "(" or tokens[i - 1] == "void":
             continue
@@ -238,32 +263,34 @@ def _cpp(path: Path) -> Iterator[Sentence]:
         if not any(t.startswith('"') for a in args for t in a):
             continue
         if word in ("fail", "report", "Error") and args[0][0].startswith(("Code::", "e.code")):
-            text = _joined(args[1])
+            text = _joined(args[1], strings)
             if text.endswith("{fact}") or text.startswith("[{"):
                 continue  # a helper: its callers say the rest
         elif word == "fail":  # of a kernel: position, fact
-            text = "[run] {op} '{name}': " + _joined(args[-1])
+            text = "[run] {op} '{name}': " + _joined(args[-1], strings)
         elif file == "runtime/executorch/method.cpp":  # stage, subject, what, error
-            text = f"[{_joined(args[0])}] {_joined(args[1])}: {_joined(args[2])} ({{error}})."
+            text = (
+                f"[{_joined(args[0], strings)}] {_joined(args[1], strings)}: {_joined(args[2], strings)} ({{error}})."
+            )
         elif file == "runtime/executorch/module.cpp":  # of the file's signature, or of an input
             text = (
                 "[load] signature: " if tokens[i] == "in.refuse" else PREFIX["runtime/python/contract.cpp"]
-            ) + _joined(args[-1])
+            ) + _joined(args[-1], strings)
         elif file == "runtime/core/program.cpp":
-            text = f"[verify] {_joined(args[0])}: {_joined(args[1])}"
+            text = f"[verify] {_joined(args[0], strings)}: {_joined(args[1], strings)}"
         elif file == "runtime/executorch/backend.cpp" and len(args) == 1:
             continue  # what was given instead, behind "got"
         elif file in PREFIX:
-            text = PREFIX[file] + _joined(args[-1])
+            text = PREFIX[file] + _joined(args[-1], strings)
         else:
-            text = "[build] {op} '{name}': " + _joined(args[-1])
+            text = "[build] {op} '{name}': " + _joined(args[-1], strings)
         yield _split(text, file)
 
 
 def _split(text: str, file: str) -> Sentence:
     """A whole sentence, taken apart."""
     stage, rest = re.match(r"(?:\[(\w+)\] ?)?(.*)", text).groups()
-    rest = re.sub(r"\.$", "", rest)
+    rest = re.sub(r"\.$", "", rest).replace("[ {", "[{")
     fact, _, remedy = (rest, "", "") if OR in rest else rest.partition(". ")
     return Sentence(stage or "build", fact, remedy, file)
 
