@@ -112,7 +112,7 @@ class Module:
         elif x.is_inference() and not torch.is_inference_mode_enabled():
             fact = "is an inference tensor"
         elif any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
-            fact = "has several elements in one place (expand)"
+            fact = "is expanded: several elements share memory"
         if fact is not None:
             fail("bind", f"input {i} {self.contract.inputs[i].name!r}", f"is changed by the call, and {fact}",
                  "Give a clone of it, or call under torch.no_grad()")  # fmt: skip

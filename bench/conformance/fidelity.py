@@ -50,7 +50,7 @@ def greedy(count: int) -> None:
         write_as(path, packaged(), "f32")
         model = widened(path)
         ours = lower_llm(model, CONTEXT)
-        writer = Writer.of(open_model("smollm2"))  # for its text side
+        writer = Writer.of(open_model("smollm2"))  # for its tokenizer data
         same = 0
         for i, prompt in enumerate(PROMPTS):
             writer.messages = [{"role": "user", "content": prompt}]

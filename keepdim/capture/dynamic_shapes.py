@@ -36,7 +36,7 @@ def specs_of(model: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str,
         try:
             return entry(path)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
-            fail("capture", "dynamic_shapes", f"have another structure than the arguments ({describe_exception(e)})",
+            fail("capture", "dynamic_shapes", f"do not match the structure of the arguments ({describe_exception(e)})",
                  "Give an entry for each argument, nested as the arguments are", e)  # fmt: skip
 
     def entry(path: Any) -> object:

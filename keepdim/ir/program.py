@@ -356,7 +356,7 @@ def _verify_result(p: Program, r: int, out: Spec, defined: set[int]) -> None:
     v = p.value(r)
     if (v.dtype, v.dims) != (out.dtype, out.dims):
         have = Spec(v.name, v.dtype, v.dims)
-        fail("verify", f"output {out.name!r}", f"is promised as {out}, but its value is {have}")
+        fail("verify", f"output {out.name!r}", f"is declared as {out}, but its value is {have}")
 
 
 def _verify_rows(contract: dict[str, Any], values: list[Any], results: list[int]) -> None:

@@ -423,7 +423,7 @@ def apply(node: Node, outs: Sequence[Value], ins: Sequence[Operand], symbols: Ma
     for v, t, (dims, dtype) in zip(outs, made, expected, strict=True):
         if list(t.shape) != dims or t.dtype != dtype:
             have = f"{DTYPES.get(t.dtype, t.dtype)}{list(t.shape)}"
-            fail("reference", f"{node.op} {v.name!r}", f"gives {have}, promised is {v.dtype}{dims}")
+            fail("reference", f"{node.op} {v.name!r}", f"result is {have}, declared as {v.dtype}{dims}")
     return made
 
 

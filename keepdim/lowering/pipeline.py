@@ -364,7 +364,7 @@ def _check_emitted(emitted: EmittedProgram) -> None:
                     n > m for n, m in zip(largest, tensor.sizes, strict=True)
                 ):
                     fail("lower", f"delegate output {spec.name!r}", f"is {spec}, but ExecuTorch planned {tensor.sizes}",
-                         "Its passes decided a size for the example: trace with another one")  # fmt: skip
+                         "Its passes decided a size for the example: export with other example sizes")  # fmt: skip
 
 
 # ---------------------------------------------------------------- the report

@@ -38,7 +38,7 @@ LEAST = 8  # tokens of a context: the example has 7
 LOGITS = 128  # rows of logits that one call may ask for
 COMPARED = 32  # elements of inputs at most where a decoder is compared with eager: long prompts take minutes there
 CACHES = ("f32", "f16", "q8_0")
-TEXT_METHOD = "keepdim_text"  # of the file, which returns the text side
+TEXT_METHOD = "keepdim_text"  # of the file, which returns the tokenizer data
 NAME = "keepdim"  # of our attention among those of transformers
 CACHE_NAMES = ("keepdim_keys", "keepdim_values")  # of the buffers of a layer
 
@@ -237,7 +237,7 @@ def _check_settings(quant: object, weights: object, text: object) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as e:
-        fail("lower", "text", f"is not a text of Unicode ({e.reason} at {e.start})", cause=e)
+        fail("lower", "text", f"is not valid Unicode ({e.reason} at {e.start})", cause=e)
 
 
 def _check_interface(model: Any) -> None:

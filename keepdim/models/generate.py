@@ -45,11 +45,11 @@ class Text(msgspec.Struct):
     def from_json(text: str) -> Text:
         """Parse the JSON of `to_json`."""
         if not isinstance(text, (str, bytes)):
-            fail("load", "text side", f"is a {type(text).__name__}", "Give what to_json returned")
+            fail("load", "tokenizer data", f"is a {type(text).__name__}", "Give what to_json returned")
         try:
             return msgspec.json.decode(text, type=Text)
         except (msgspec.DecodeError, UnicodeError) as e:
-            fail("load", "text side", f"cannot be read ({e})", "Lower the model again", e)
+            fail("load", "tokenizer data", f"cannot be read ({e})", "Lower the model again", e)
 
 
 @dataclass(frozen=True)
@@ -144,14 +144,12 @@ def _check_text(subject: str, text: object) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as e:  # a lone surrogate, or command-line bytes that are not UTF-8
-        fail("generate", subject, f"is not a text of Unicode ({e.reason} at {e.start})", cause=e)
+        fail("generate", subject, f"is not valid Unicode ({e.reason} at {e.start})", cause=e)
 
 
 def _check_max_tokens(max_tokens: object) -> None:
     if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
-        fail(
-            "generate", "max_tokens", f"{max_tokens!r:.80} is not a number of tokens from 1 on", "Give an int, or None"
-        )
+        fail("generate", "max_tokens", f"{max_tokens!r:.80} is not an integer of at least 1", "Give an int, or None")
 
 
 @dataclass
@@ -183,7 +181,7 @@ class Writer:
         if not isinstance(sampling, Sampling | None):
             fail("generate", "sampling", f"is a {type(sampling).__name__}", "Give a Sampling(...)")
         if not model.text:
-            fail("generate", str(model.module.path), "has no text side", "Lower it with its tokenizer")
+            fail("generate", str(model.module.path), "has no tokenizer data", "Lower it with its tokenizer")
         text = Text.from_json(model.text)
         try:
             tokenizer = optional("generate", "tokenizers").Tokenizer.from_str(text.tokenizer)

@@ -362,8 +362,8 @@ def _compare(subject: str, axes: Sequence[Axis], sizes: Sequence[sympy.Expr], en
                      f"at {_sizes_at(axes, sizes, env, point)}")  # fmt: skip
             orders = [_order(shapes[0], [_at(env, n, point) for n in v.stride()]) for v in (a, b)]
             if orders[0] != orders[1]:
-                fail("dispatch", where, f"lays result {i} out in the order of dims {orders[1]}, but {first.name!r} "
-                     f"in {orders[0]}", "Return it contiguous")  # fmt: skip
+                fail("dispatch", where, f"returns result {i} with stride order {orders[1]}, but {first.name!r} "
+                     f"with {orders[0]}", "Return it contiguous")  # fmt: skip
 
 
 def _shape_of(spec: pytree.TreeSpec) -> str:

@@ -124,7 +124,7 @@ class Sizer:
                         continue
                     if (y.shape[d] - x.shape[d], x.shape[d]) != (step, lowest[i]):
                         fail("tune", f"{self.problem.name}, axis {axis.name!r}",
-                             f"is not a size alone: {x.shape[d]} of an argument goes with {lowest[i]}",
+                             f"a size of an argument changes with it, but is not equal: {x.shape[d]} at {lowest[i]}",
                              "Tune without through=")  # fmt: skip
                     spec[d] = names[i]
         return tuple(s or None for s in specs)

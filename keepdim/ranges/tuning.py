@@ -194,7 +194,7 @@ def compare(problem: Problem, sizer: Sizer, points: Sequence[AxisSizes]) -> None
             where = f"{problem.name}, implementation {name!r}"
             got = _run(where, run, args, at)
             if want is not None and (why := _difference(_tensors(where, got), want)) is not None:
-                fail("tune", where, f"is not the reference at {at}: {why}")
+                fail("tune", where, f"differs from the reference at {at}: {why}")
 
 
 def _run(where: str, run: Function, args: Args, at: str) -> object:

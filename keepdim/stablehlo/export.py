@@ -147,7 +147,7 @@ def _run(program: Program, nodes: Sequence[Node], sizes: Sizes, values: dict[int
             expected = [sizes.extent(d) for d in v.dims]
             y = _with_extents(y, expected)
             if list(y.shape) != expected or y.dtype != DTYPES[v.dtype]:
-                fail("stablehlo", subject, f"gives {y.dtype}{list(y.shape)}, promised is {v.dtype}{expected}")
+                fail("stablehlo", subject, f"result is {y.dtype}{list(y.shape)}, declared as {v.dtype}{expected}")
             values[i] = y
         if "symbol" in node.attrs:
             sizes.numbers[node.attrs["symbol"]] = made[0]

@@ -135,7 +135,10 @@ class StableHLOProgram:
                 values[name] = size_or_shape
             else:
                 known = [f"{n}=..." for n in symbols] + [f"{n}=(...)" for n in inputs]
-                fail("refine", f"size {name!r}", f"= {size!r} is not a size of the program", f"Say {', '.join(known)}")
+                fact = f"`{size!r}` is not an integer or a shape of this program"
+                if name not in symbols and name not in inputs:
+                    fact = "is not a symbol or an input of this program"
+                fail("refine", f"size {name!r}", fact, f"Give {', '.join(known)}")
         for i, shape in shapes.items():
             spec = self.inner.inputs[i]
             if len(shape) != len(spec.dims):
@@ -151,7 +154,7 @@ class StableHLOProgram:
         for p in rest:
             spec, open_ones = self.inner.inputs[p.input], sorted(p.dim.symbols() - values.keys())
             fail("refine", f"input {p.input} {spec.name!r} dim {p.index}",
-                 f"does not tell {' and '.join(open_ones)} of {p.dim}", f"Say {open_ones[0]}=...")  # fmt: skip
+                 f"does not determine {' and '.join(open_ones)} of {p.dim}", f"Give {open_ones[0]}=...")  # fmt: skip
         for s in found:
             values[s.name] = s.solve(shapes[s.source.input][s.source.index], lambda d: d.eval(values))
 

@@ -301,7 +301,7 @@ class Hlo:
             return
         for what, given in (("passes", passes), ("types", types)):
             if isinstance(given, str):
-                fail("refine", what, f"are one text ({given!r})", "Give a list")
+                fail("refine", what, f"is a single str ({given!r})", "Give a list")
         names = [
             n
             for name in _joined(passes)

@@ -126,7 +126,7 @@ void MethodVerifier::read_buffers(const Table& plan) {
   }
   if (const auto devices = plan.vector<uint32_t>(plan_fields::buffer_device)) {
     for (size_t i = 0; i < devices->size(); ++i) {
-      if (plan.element(*devices, i).scalar<int8_t>(1) != 0) damaged(method_ + "plans memory that is not the CPU's");
+      if (plan.element(*devices, i).scalar<int8_t>(1) != 0) damaged(method_ + "plans memory that is not CPU memory");
     }
   }
 }
@@ -253,7 +253,7 @@ void MethodVerifier::read_tensor(const Table& t, size_t i) {
   v.bytes = read_sizes(t, v, subject);
   if (const auto extra = t.table(tensor_fields::extra_tensor_info)) {
     if (extra->scalar<int8_t>(2) != 0) damaged(subject + " has its data in another file");
-    if (extra->scalar<int8_t>(3) != 0) damaged(subject + " is not the CPU's");
+    if (extra->scalar<int8_t>(3) != 0) damaged(subject + " is not CPU memory");
   }
   read_memory(t, v, subject);
 }

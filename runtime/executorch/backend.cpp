@@ -198,7 +198,7 @@ class EngineBackend final : public et::BackendInterface {
       it = h.weights.emplace(key, std::move(found.get())).first;
     }
     const et::Result<const void*> bytes = it->second.data_safe();
-    if (!bytes.ok()) fail(Code::not_supported, "[load] weight '" + key + "': its memory is not the CPU's.");
+    if (!bytes.ok()) fail(Code::not_supported, "[load] weight '" + key + "': its memory is not CPU memory.");
     return {bytes.get(), it->second.size()};
   }
 

@@ -57,7 +57,7 @@ class Pages {
     data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data_ == MAP_FAILED) {
       fail(Code::out_of_memory,
-           "[load] method: " + std::to_string(bytes) + " planned bytes cannot be had. Lower with smaller upper bounds.");
+           "[load] method: " + std::to_string(bytes) + " planned bytes could not be allocated. Lower with smaller upper bounds.");
     }
   }
   ~Pages() {
@@ -252,7 +252,7 @@ Method::Loaded::Loaded(const PteFile& file, const std::string& name, const Mappe
   if (!meta.ok()) refuse("load", file.path(), "has no method '" + name + "'", meta.error());
   for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
     const auto bytes = meta->memory_planned_buffer_size(i);
-    if (!bytes.ok() || bytes.get() < 0) refuse("load", file.path(), "plans memory of no size", bytes.error());
+    if (!bytes.ok() || bytes.get() < 0) refuse("load", file.path(), "has a memory plan of unknown size", bytes.error());
     planned_bytes += static_cast<size_t>(bytes.get());
     pages.emplace_back(static_cast<size_t>(bytes.get()));
     spans.push_back(pages.back().span());

@@ -69,7 +69,7 @@ def test_another_file_is_no_language_model(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_folder(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    """Lowered and kept; weights that cannot be in the dtype asked for are named; a text side without a template."""
+    """Lowered and kept; weights that cannot be in the dtype asked for are named; tokenizer data without a template."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -182,7 +182,7 @@ def test_a_prompt_beyond_the_context(smollm2: Path) -> None:
     with pytest.raises(KeepdimError, match=r"\[generate\] prompt: has \d+ tokens, the context is 512"):
         next(writer.complete("word " * 600))
     assert "".join(writer.complete("The sky is", 5))
-    with pytest.raises(KeepdimError, match=r"\[generate\] (prompt|message): is not a text of Unicode"):
+    with pytest.raises(KeepdimError, match=r"\[generate\] (prompt|message): is not valid Unicode"):
         next(writer.chat("\udcff"))
     assert not writer.messages  # as if it had not been asked
 

@@ -441,5 +441,5 @@ def test_a_missing_weight_and_a_wrong_size_are_sentences() -> None:
     with pytest.raises(keepdim.KeepdimError, match="input 'x': is"):
         reference.run(p, weights_of(p), [torch.randn(3, 7), 2])
     wrong = replace(p, values=tuple(replace(v, dtype="f16") if v.name == "s" else v for v in p.values))
-    with pytest.raises(keepdim.KeepdimError, match="gives f32.*promised is f16"):
+    with pytest.raises(keepdim.KeepdimError, match="result is f32.*declared as f16"):
         reference.run(wrong, weights_of(p), [torch.randn(3, 8), 2])

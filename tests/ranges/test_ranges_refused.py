@@ -202,7 +202,10 @@ TOGETHER = {
     "number": (lambda x: (x * 2, x * 2), "returns 2 results as tuple, 'f' 1 as one tensor"),
     "no tensor": (lambda x: 3, "returns int. Return tensors"),
     "size": (lambda x: x[:-1] * 2, "gives result 0 as [0, 4], but 'f' as [1, 4] at s = 1"),
-    "strides": (lambda x: (x * 2).transpose(0, 1).contiguous().transpose(0, 1), "lays result 0 out in the order"),
+    "strides": (
+        lambda x: (x * 2).transpose(0, 1).contiguous().transpose(0, 1),
+        "returns result 0 with stride order [1, 0], but 'f' with [0, 1]",
+    ),
     "python if": (branches, "implementation 'branches': decides in Python on s <= 40 ("),
     "a divisor": (divides, "implementation 'divides': relies on Eq("),
     "data": (lambda x: x * 2 if x.sum() > 0 else x, "does not run on symbolic sizes ("),

@@ -145,7 +145,7 @@ def test_a_kept_table_is_for_these_settings_and_checked_again(cache: Any) -> Non
     good, bad = Times(2), Times(2)
     bad.w.data += 1
     assert tune([good], good) == 7
-    with pytest.raises(keepdim.KeepdimError, match="implementation 'f0': is not the reference"):
+    with pytest.raises(keepdim.KeepdimError, match="implementation 'f0': differs from the reference"):
         tune([bad], good)
 
 
@@ -331,9 +331,9 @@ def transposed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
 
 
 WRONG = {
-    "values": (cross, "implementation 'cross': is not the reference at s = 1: result 0: "),
-    "at one size": (late, "implementation 'late': is not the reference at s = 16"),
-    "between": (between, "implementation 'between': is not the reference at s = 6"),
+    "values": (cross, "implementation 'cross': differs from the reference at s = 1: result 0: "),
+    "at one size": (late, "implementation 'late': differs from the reference at s = 16"),
+    "between": (between, "implementation 'between': differs from the reference at s = 6"),
     "an input": (in_place, "implementation 'in_place': changes an input at s = 1. Let it work on a clone."),
     "an error": (failing, "implementation 'failing': fails at s = 16 (RuntimeError: "),
     "no tensor": (number, "implementation 'number': returns Tensor, int. Return tensors."),
@@ -366,7 +366,7 @@ def test_both_sides_of_a_split_are_compared(product: bool, monkeypatch: pytest.M
     def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return right(q, k, v) + (1 if (q.shape[0] if product else 1) * q.shape[1] == begin else 0)
 
-    with refused(f"implementation 'wrong': is not the reference at s = {begin}"):
+    with refused(f"implementation 'wrong': differs from the reference at s = {begin}"):
         tune(wrong)
 
 

@@ -168,17 +168,26 @@ REFUSED = {
     "another size": ({"x": (2, 9, 31)}, r"\[refine\] input 0 'x' dim 2: expected 32, got 31"),
     "unknown": (
         {"length": 3},
-        r"\[refine\] size 'length': = 3 is not a size of the program. Say batch=..., seq_len=..., x=",
+        r"\[refine\] size 'length': is not a symbol or an input of this program. Give batch=..., seq_len=..., x=",
     ),
-    "no number": ({"seq_len": "3"}, r"\[refine\] size 'seq_len': = '3' is not a size"),
+    "no number": ({"seq_len": "3"}, r"\[refine\] size 'seq_len': `'3'` is not an integer or a shape of this program"),
     "a symbol and another shape": (
         {"x": (2, 9, 32), "seq_len": 8},
         r"\[refine\] input 0 'x' dim 1: expected seq_len = 8, got 9",
     ),
-    "texts in a shape": ({"x": ("a", 9, 32)}, r"\[refine\] size 'x': = \('a', 9, 32\) is not a size"),
-    "none in a shape": ({"x": (2, None, 32)}, r"\[refine\] size 'x': = \(2, None, 32\) is not a size"),
-    "floats in a shape": ({"x": (2.0, 9, 32)}, r"\[refine\] size 'x': = \(2.0, 9, 32\) is not a size"),
-    "a truth": ({"seq_len": True}, r"\[refine\] size 'seq_len': = True is not a size"),
+    "texts in a shape": (
+        {"x": ("a", 9, 32)},
+        r"\[refine\] size 'x': `\('a', 9, 32\)` is not an integer or a shape of this program",
+    ),
+    "none in a shape": (
+        {"x": (2, None, 32)},
+        r"\[refine\] size 'x': `\(2, None, 32\)` is not an integer or a shape of this program",
+    ),
+    "floats in a shape": (
+        {"x": (2.0, 9, 32)},
+        r"\[refine\] size 'x': `\(2.0, 9, 32\)` is not an integer or a shape of this program",
+    ),
+    "a truth": ({"seq_len": True}, r"\[refine\] size 'seq_len': `True` is not an integer or a shape of this program"),
 }
 
 

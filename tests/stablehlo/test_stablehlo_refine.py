@@ -348,9 +348,9 @@ def test_a_division_by_the_constant_zero_is_refused(op: str) -> None:
 
 def test_one_text_for_passes_or_types_is_refused() -> None:
     hlo = Hlo.parse("func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> }")
-    with pytest.raises(keepdim.KeepdimError, match="passes: are one text .'cse'.. Give a list"):
+    with pytest.raises(keepdim.KeepdimError, match="passes: is a single str .'cse'.. Give a list"):
         hlo.run("cse")
-    with pytest.raises(keepdim.KeepdimError, match="types: are one text"):
+    with pytest.raises(keepdim.KeepdimError, match="types: is a single str"):
         hlo.run(["refine-arguments"], "tensor<4xf32>")
 
 

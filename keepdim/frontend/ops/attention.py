@@ -12,7 +12,7 @@ from .table import Args, Sink, Unsupported, aten, op
 
 def _sdpa(b: Sink, name: str, a: Args, out: Shape) -> int:
     if a.number("dropout_p"):
-        raise Unsupported("dropout is of training")
+        raise Unsupported("dropout is in training mode")
     q, k, v, mask = (a.tensor(n) for n in ("query", "key", "value", "attn_mask"))
     shared = bool(a.plain("enable_gqa"))
     for x in (k, v):

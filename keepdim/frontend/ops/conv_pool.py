@@ -95,7 +95,7 @@ def _pad(mode: str | None) -> Lower:
         value = a.number("value") if a.has("value") else Dim.const(0)
         before = tuple(reversed(pads[::2]))  # torch starts with the last dim
         if kind == "circular" and not all(decide(p, "ge", 0) for p in pads):
-            raise Unsupported("circular padding of less than nothing is not handled")
+            raise Unsupported("negative circular padding is not supported")
         return b.emit(name, [a.tensor("self")], out, mode=kind, before=before, value=value)
 
     return lower
@@ -140,7 +140,7 @@ def _batch_statistics_norm(b: Sink, name: str, a: Args, out: list[Shape]) -> Out
     a.ignore("training", "momentum")
     ins = [a.tensor(n) for n in ("input", "weight", "bias")]
     if out[0].dims[0].value != 1:
-        raise Unsupported("statistics over a batch are not handled")
+        raise Unsupported("batch norm in training mode is supported for a batch of 1 only")
     return [b.emit("group_norm", ins, out[0], eps=a.plain("eps"), groups=out[0].dims[1]), None, None]
 
 
@@ -151,7 +151,7 @@ def _instance_norm(b: Sink, name: str, a: Args, out: Shape) -> int:
     if not from_input:
         return b.emit("batch_norm", [x, weight, bias, mean, var], out, eps=eps)
     if mean != NONE:
-        raise Unsupported("statistics that change are not handled")
+        raise Unsupported("instance norm in training mode, which updates its running statistics, is not supported")
     return b.emit(name, [x, weight, bias], out, eps=eps, groups=out.dims[1])
 
 

@@ -138,7 +138,7 @@ def _put_mask(b: Sink, a: Args, out: Shape, mask: int, first: int) -> int:
     values, rank = a.tensor("values"), len(b.shape(mask).dims)
     dims, rest = b.shape(values).dims, len(out.dims) - first - rank
     if a.plain("accumulate") or first or b.shape(mask).dtype != "bool":
-        raise Unsupported("a mask is handled in front and without accumulate alone")
+        raise Unsupported("index_put with a bool mask: only as the first index and with accumulate=False")
     if len(dims) > rest and not (len(dims) == rest + 1 and dims[0].value == 1):
         raise Unsupported("how many values a mask takes depends on data")
     for have, want in zip(b.shape(mask).dims, out.dims, strict=False):
@@ -153,7 +153,7 @@ def _index_put(b: Sink, name: str, a: Args, out: Shape) -> int:
     a.ignore("unsafe")
     if _mask(b, indices):
         if len(indices) > 1:
-            raise Unsupported("a mask beside other indices is not handled")
+            raise Unsupported("a mask combined with other indices is not supported")
         return _put_mask(b, a, out, indices[0], dims[0].value or 0)
     if not indices:
         raise Unsupported("there is no index")

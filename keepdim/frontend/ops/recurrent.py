@@ -54,7 +54,7 @@ def _direction(b: Sink, name: str, x: int, weights: Sequence[int], first: Sequen
 def _layers(states: int) -> Lower:
     def lower(b: Sink, name: str, a: Args, out: list[Shape]) -> Outs:
         if a.plain("train") and a.number("dropout"):
-            raise Unsupported("dropout is of training")
+            raise Unsupported("dropout is in training mode")
         a.ignore("dropout")
         x, first = a.tensor("input"), a.tensors("hx") if states == 2 else [a.tensor("hx")]
         params, biases, layers = a.tensors("params"), bool(a.plain("has_biases")), a.static("num_layers")

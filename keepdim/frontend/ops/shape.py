@@ -271,7 +271,7 @@ def _as_other(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 def _dropout(b: Sink, name: str, a: Args, out: Shape) -> int:
     if a.plain("train") and a.plain("p"):
-        raise Unsupported("dropout is of training")
+        raise Unsupported("dropout is in training mode")
     a.ignore("p")
     return a.tensor("input")
 
