@@ -159,7 +159,8 @@ def _python(path: Path) -> Iterator[Sentence]:
             if (text := _text(n.args[0], names)).startswith("["):  # else it is another error, and something added
                 yield _split(text, file)
         elif isinstance(n.func, ast.Name) and n.func.id == "Unsupported":
-            yield Sentence("", _text(n.args[0], names), "", file)
+            if (text := _text(n.args[0], names)) != "{why}":  # the reason of another one
+                yield Sentence("", text, "", file)
 
 
 # ---------------------------------------------------------------- C++
