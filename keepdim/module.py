@@ -21,6 +21,7 @@ from .errors import KeepdimError, fail
 from .files import atomic_write, copy_open, new_folder, path_of, remove_with
 from .native import _native
 from .ranges import thresholds
+from .settings import check_engine, check_precision
 
 if TYPE_CHECKING:  # exporting needs all of exir, running a file does not
     from executorch.exir.backend.partitioner import Partitioner
@@ -172,6 +173,9 @@ def lower(
     Traceback (most recent call last):
     keepdim.errors.KeepdimError: [bind] input 0 'input' dim 0: batch = 65 is out of range 1..64.
     """
+    if partitioner is None:  # before the imports below, which take seconds
+        check_engine(engine)
+        check_precision(precision)
     from executorch.exir.backend.partitioner import Partitioner
 
     from .capture.export import capture

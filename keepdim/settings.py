@@ -1,9 +1,36 @@
-"""Runtime options, for all modules of the process."""
+"""Runtime options, for all modules of the process, and the names that a lowering is given: no heavy imports."""
 
 from __future__ import annotations
 
 from .errors import KeepdimError, fail
 from .native import _native
+
+ENGINES = ("ggml", "mlx")
+PRECISIONS = ("f32", "bf16")  # of the products of linear layers
+
+
+def check_engine(name: object) -> None:
+    """Refuse what is not the name of an engine.
+
+    >>> check_engine("ggml")
+    >>> check_engine("abacus")
+    Traceback (most recent call last):
+    keepdim.errors.KeepdimError: [lower] engine 'abacus': is not known (known: ggml, mlx).
+    """
+    if name not in ENGINES:
+        fail("lower", f"engine {name!r:.80}", f"is not known (known: {', '.join(ENGINES)})")
+
+
+def check_precision(precision: object) -> None:
+    """Refuse what is not one of PRECISIONS.
+
+    >>> check_precision("bf16")
+    >>> check_precision("fp8")
+    Traceback (most recent call last):
+    keepdim.errors.KeepdimError: [lower] precision 'fp8': is not known (known: f32, bf16).
+    """
+    if precision not in PRECISIONS:
+        fail("lower", f"precision {precision!r:.80}", f"is not known (known: {', '.join(PRECISIONS)})")
 
 
 def options() -> dict[str, int]:
@@ -41,4 +68,4 @@ def set_options(*, threads: int | None = None, memory_limit: int | None = None, 
         raise KeepdimError(str(e)) from None
 
 
-__all__ = ["options", "set_options"]
+__all__ = ["ENGINES", "PRECISIONS", "check_engine", "check_precision", "options", "set_options"]

@@ -116,3 +116,16 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_fork_before_first_use() -> None:
     """torch's threads are not in the child: its kernels do not wait for them, and the library is loaded there."""
     assert python(FORK) == ""
+
+
+@pytest.mark.parametrize("wrong", ["engine='abacus'", "precision='fp8'"])
+def test_a_wrong_option_is_refused_before_the_heavy_imports(wrong: str) -> None:
+    """`lower` imports exir, which takes seconds, when its options are known to be right."""
+    code = f"""
+import sys, keepdim
+try:
+    keepdim.lower(None, {wrong})
+except keepdim.KeepdimError as e:
+    print("is not known" in str(e), "executorch.exir" in sys.modules)
+"""
+    assert python(code) == "True False\n"

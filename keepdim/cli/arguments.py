@@ -8,7 +8,6 @@ them.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +105,7 @@ def _number(kind: type[int] | type[float], fits: Callable[[float], bool], wanted
 
 
 _count = _number(int, lambda n: n >= 1, "an integer of at least 1")
+_length = _number(int, lambda n: n >= 3, "an integer of at least 3")  # a text has at least its begin and end tokens
 _count_or_none = _number(int, lambda n: n >= 0, "an integer of at least 0")
 _seed = _number(int, lambda n: -(2**63) <= n < 2**63, "an integer of 64 bits")
 _seconds = _number(float, lambda s: 0 < s < float("inf"), "a time above 0")
@@ -216,14 +216,14 @@ def _add_refine(p: argparse.ArgumentParser) -> None:
 
 
 def _add_embed(p: argparse.ArgumentParser) -> None:
-    p.add_argument("text", nargs="*", help="the texts to embed")
+    p.add_argument("text", nargs="*", help="the texts to embed; - reads them from standard input, one per line")
     p.add_argument("--file", type=_path, help="read the texts from this file, one per line; - reads standard input")
     written = "write the embeddings here instead: f32 [texts, width], .npy"
     p.add_argument("-o", "--output", type=_path, metavar="FILE", help=written)
     known = "minilm (all-MiniLM-L6-v2, the default) or a checkpoint folder"
     p.add_argument("--model", type=_name, default=ENCODER, help=known)
     cut = "truncate texts to N tokens (default: the model's own limit, 256 for minilm; at most 512)"
-    p.add_argument("--max-length", type=_count, metavar="N", help=cut)
+    p.add_argument("--max-length", type=_length, metavar="N", help=cut)
     _engine(p)
 
 
@@ -328,13 +328,20 @@ def _check_audit(args: argparse.Namespace) -> None:
 
 
 def _check_module(text: str) -> None:
-    """Raise unless the text is `module:Class` and the module's top package exists; it is not imported."""
+    """Raise unless the text is `module:Class`, the module is installed and its file defines the class, as far as that
+    is known without running it."""
     module, _, name = text.rpartition(":")
-    parts = module.split(".")
-    if not all(part.isidentifier() for part in (*parts, name)):
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
         fail("cli", f"--partitioner {text}", "is not module:Class", "Write it as package.module:Class")
-    if parts[0] not in sys.modules and importlib.util.find_spec(parts[0]) is None:
-        fail("cli", f"--partitioner {text}", f"there is no module {parts[0]}", "Install it, or correct the name")
+    file = factory.file_of_module(module)
+    if file is None:
+        fail("cli", f"--partitioner {text}", f"there is no module {module}", "Install it, or correct the name")
+    try:
+        defined = file.suffix != ".py" or factory.may_define(file.read_bytes(), str(file), name)
+    except (OSError, SyntaxError, ValueError):  # its import says more
+        return
+    if not defined:
+        fail("cli", f"--partitioner {text}", f"there is no class {name} in {file}", "Correct the name")
 
 
 def _check_refine(args: argparse.Namespace) -> None:
@@ -364,6 +371,8 @@ def _pass_name(text: str) -> str:
 
 
 def _check_embed(args: argparse.Namespace) -> None:
+    if args.text == [str(STDIN)] and args.file is None:
+        args.text, args.file = [], STDIN
     if bool(args.text) == (args.file is not None):
         fail("cli", "embed", "takes texts or --file, one of the two",
              'Write keepdim embed "a text", or keepdim embed --file in.txt')  # fmt: skip

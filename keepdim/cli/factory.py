@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,42 @@ def check(text: str) -> None:
     if Path(path).suffix != ".py" or not Path(path).is_file():
         fail("cli", path, "is not a Python file", FORM)
     try:
-        data = Path(path).read_bytes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are shown when the file runs
-            names = symtable.symtable(importlib.util.decode_source(data), path, "exec").get_symbols()
+        defined = may_define(Path(path).read_bytes(), path, name)
     except OSError as e:
         fail("cli", path, f"cannot be read ({e.strerror})", "Correct the path", e)
     except (SyntaxError, ValueError) as e:  # a ValueError for a NUL, or for bytes that are not text
         at = f" in line {e.lineno}" if isinstance(e, SyntaxError) and e.lineno else ""
         fail("cli", text, f"failed{at}: {type(e).__name__}: {getattr(e, 'msg', e)}", "Correct the file", e)
-    if not DYNAMIC.search(data) and name not in {s.get_name() for s in names if s.is_assigned() or s.is_imported()}:
+    if not defined:
         fail("cli", text, "there is no such function", "Name a function of that file")
+
+
+def may_define(data: bytes, path: str, name: str) -> bool:
+    """Whether Python source defines a name, as far as that is known without running it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are shown when the file runs
+        names = symtable.symtable(importlib.util.decode_source(data), path, "exec").get_symbols()
+    return bool(DYNAMIC.search(data)) or name in {s.get_name() for s in names if s.is_assigned() or s.is_imported()}
+
+
+def file_of_module(module: str) -> Path | None:
+    """The file of a module, which is not imported, and neither are the packages around it; a folder for a package
+    without `__init__.py`, None if there is no such module."""
+    top, *inner = module.split(".")
+    loaded = sys.modules.get(top)
+    spec = loaded.__spec__ if loaded is not None else importlib.util.find_spec(top)
+    for i, name in enumerate(inner):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        full, path = ".".join([top, *inner[: i + 1]]), list(spec.submodule_search_locations)
+        # importlib.util.find_spec imports parents, and so does PathFinder for a folder without __init__.py in another.
+        others = (f.find_spec(full, path) for f in sys.meta_path if f is not PathFinder)
+        spec = next((s for s in others if s is not None), None) or PathFinder.find_spec(name, path)
+    if spec is None:
+        return None
+    return Path(
+        spec.origin if spec.has_location and spec.origin else next(iter(spec.submodule_search_locations or ()), "")
+    )
 
 
 def call_factory(text: str) -> tuple[object, Any, object]:

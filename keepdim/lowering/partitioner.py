@@ -50,7 +50,8 @@ from ..fx.nodes import (
 from ..fx.propagate import propagate_shapes
 from ..fx.symbols import Symbols, to_dim
 from ..native import _native
-from ..passes import Lowered, check_precision
+from ..passes import Lowered
+from ..settings import check_precision
 from ..shapes.contract import Constraint, Contract, DimTable
 from ..shapes.dim import Dim, range_text
 from . import shared_weights

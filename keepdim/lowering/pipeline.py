@@ -55,7 +55,8 @@ from ..fx.symbols import Symbols, declared_names, to_dim, with_user_names
 from ..ir.program import Program
 from ..ir.quant import Quantised
 from ..native import _native
-from ..passes import check_precision, none_mapped
+from ..passes import none_mapped
+from ..settings import check_engine, check_precision
 from ..shapes.contract import BLOCKS, Constraint
 from ..shapes.dim import Dim, decide, range_text
 from . import executorch_kernels, guard, loops, shared_weights, single_delegate
@@ -259,8 +260,7 @@ def _refuse_own_ops(program: ExportedProgram, why: Exception) -> None:
 
 def engine_named(name: str) -> type[EnginePartitioner]:
     """The partitioner of an engine, with the engine's library loaded."""
-    if not isinstance(name, str) or name not in ENGINES:
-        fail("lower", f"engine {name!r}", f"is not known (there are: {', '.join(ENGINES)})", "Name one of these")
+    check_engine(name)
     ENGINES[name].load()
     return ENGINES[name]
 

@@ -29,6 +29,7 @@ from ..files import new_folder, remove_with
 from ..ir.quant import STORED, Quantised, fits, new_state, quantise
 from ..ir.torch_ops import cached_attention
 from ..module import Module, load
+from ..settings import check_engine, check_precision
 from ..shapes.contract import dtype_name
 
 if TYPE_CHECKING:  # exporting needs all of exir; running a file does not
@@ -202,6 +203,8 @@ def lower_llm(
     file `mapped` stay there, and loading maps them from it. `text` is stored in the file with the model: its tokenizer,
     as `keepdim.generate` writes it. `engine` and `precision` as in `keepdim.lower`.
     """
+    check_engine(engine)
+    check_precision(precision)
     from ..frontend.ops import Unsupported
     from ..lowering.pipeline import check_options, lower_single
 

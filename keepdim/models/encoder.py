@@ -93,7 +93,7 @@ class Encoder:
         limit = _limit(folder)
         chosen = max_length if max_length is not None else _default_length(folder, limit)
         if not 2 < chosen <= limit:  # a text has at least its begin and end tokens
-            fail("embed", "max_length", f"{chosen} is out of range 3..{limit} of {folder.name!r}")
+            fail("embed", "max_length", f"{chosen} is out of range 3..{limit} of {str(name)!r}")
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as e:  # the package raises a bare Exception

@@ -21,13 +21,12 @@ from .fuse import fuse_layer_norm, fuse_linear, fuse_rms_norm, fuse_rope, fuse_s
 from .graph import Supports, drop_dead, renumber, supports_all
 from .merge import IsMapped, merge_linears, none_mapped
 from .padding import skip_padding
-from .precision import check_precision, round_products
+from .precision import round_products
 
 __all__ = [
     "PASSES",
     "IsMapped",
     "Lowered",
-    "check_precision",
     "drop_dead",
     "fold_constants",
     "merge_linears",

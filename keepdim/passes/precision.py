@@ -7,23 +7,8 @@ from collections.abc import Mapping
 import torch
 from msgspec.structs import replace
 
-from ..errors import fail
 from ..ir.program import Node, Program, Region, Value
 from ..shapes.contract import DTYPE_OF
-
-PRECISIONS = ("f32", "bf16")
-
-
-def check_precision(precision: object) -> None:
-    """Refuse what is not one of PRECISIONS.
-
-    >>> check_precision("bf16")
-    >>> check_precision("fp8")
-    Traceback (most recent call last):
-    keepdim.errors.KeepdimError: [lower] precision 'fp8': is not known (known: f32, bf16).
-    """
-    if precision not in PRECISIONS:
-        fail("lower", f"precision {precision!r:.80}", f"is not known (known: {', '.join(PRECISIONS)})")
 
 
 def round_products(

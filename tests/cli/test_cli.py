@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import keepdim
+from keepdim import settings
 from keepdim.auditing import flows
 from keepdim.auditing.result import BAD, LOST
 from keepdim.cli import arguments, factory
@@ -27,8 +28,8 @@ from keepdim.lowering.pipeline import ENGINES
 from keepdim.models import decoder
 from keepdim.models.encoder import Encoder
 from keepdim.models.generate import open_model
-from keepdim.passes.precision import PRECISIONS
 from keepdim.report import page as report
+from keepdim.settings import PRECISIONS
 from support.engines import BACKENDS
 
 FACTORY = """
@@ -192,6 +193,15 @@ WRONG_ARGUMENTS = [
     (["audit", "{d}/net.py:make", "--partitioner", "{d}/net.py:none"], "net.py:none: there is no such function"),
     (["audit", "{d}/net.py:none"], "net.py:none: there is no such function"),
     (["audit", "{d}/net.py:make", "--partitioner", "nowhere.to:Be"], "nowhere.to:Be: there is no module nowhere."),
+    (
+        ["audit", "{d}/net.py:make", "--partitioner", "executorch.nowhere.to:Be"],
+        "executorch.nowhere.to:Be: there is no module executorch.nowhere.to. Install it, or correct the name.",
+    ),
+    (
+        ["audit", "{d}/net.py:make", "--partitioner", "executorch.exir.backend.partitioner:Be"],
+        "executorch.exir.backend.partitioner:Be: there is no class Be in ",
+    ),
+    (["audit", "{d}/net.py:make", "--partitioner", "json.decoder.to:Be"], "there is no module json.decoder.to."),
     (["audit", "{d}/net.py:make", "--partitioner", ":Be"], "--partitioner :Be: is not module:Class"),
     (["audit", "{d}/net.py:make", "--allow", "silly"], "invalid choice: 'silly'"),
     (["audit", "{d}/none.pt2"], "none.pt2: does not exist"),
@@ -231,6 +241,8 @@ WRONG_ARGUMENTS = [
     (["embed", "--file", "{d}"], "is a folder, expected a text file"),
     (["embed", "text", "-o", "{d}/out.txt"], "out.txt: is not a .npy file"),
     (["embed", "text", "-o", "{d}/none/out.npy"], "its folder does not exist"),
+    (["embed", "-", "text", "--file", "-"], "takes texts or --file, one of the two"),
+    (["embed", "text", "--max-length", "2"], "argument --max-length: 2 is not an integer of at least 3"),
     (["embed", "text", "--model", "none"], "model 'none': is neither a known name nor a folder with config.json."),
     (["embed", "text", "--model", "{d}"], "is neither a known name nor a folder with config.json. Known: minilm."),
     (["generate", "smollm2"], "one of the arguments --prompt --chat is required"),
@@ -381,7 +393,7 @@ def test_the_script_exits_with_the_code(folder: Path) -> None:
 
 def test_the_parser_knows_the_names_of_the_library() -> None:
     """It repeats them, because the library needs torch."""
-    assert arguments.PRECISIONS == PRECISIONS
+    assert arguments.PRECISIONS == PRECISIONS and settings.ENGINES == tuple(ENGINES)
     assert arguments.ENGINES == tuple(ENGINES) and arguments.PARTITIONERS == (*ENGINES, *flows.PARTITIONERS)
     assert arguments.QUANTS == STORED and arguments.CACHES == decoder.CACHES
     assert arguments.VERDICTS == (*LOST, *BAD)

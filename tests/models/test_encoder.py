@@ -335,6 +335,8 @@ def test_embed_writes_a_row_a_line(
     assert code == 0 and [json.loads(line)["text"] for line in out.splitlines()] == texts
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "in.txt").read_bytes())))
     assert run(capsys, "--file", "-")[:2] == (0, out)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "in.txt").read_bytes())))
+    assert run(capsys, "-")[:2] == (0, out)
     (tmp_path / "empty.txt").write_text("")
     assert run(capsys, "--file", tmp_path / "empty.txt", "-o", tmp_path / "none.npy")[0] == 0
     assert numpy.load(tmp_path / "none.npy").shape == (0, 384)
@@ -360,7 +362,7 @@ def test_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     "argv, sentence",
     [
         (["--file", "{d}/bytes.txt"], "bytes.txt: is not UTF-8 text"),
-        (["text", "--max-length", "513"], "max_length: 513 is out of range 3..512"),
+        (["text", "--max-length", "513"], "max_length: 513 is out of range 3..512 of 'minilm'"),
     ],
 )
 def test_a_mistake_is_one_sentence(
