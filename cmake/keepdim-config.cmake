@@ -1,6 +1,6 @@
 # find_package(keepdim): the target keepdim::delegate is libkeepdim.so, which gives ExecuTorch its backends when it is loaded,
 # and has keepdim::load and keepdim::check_file (keepdim/keepdim.h).
-# Lies in the installed package, beside executorch's: CMAKE_PREFIX_PATH is the folder that holds both (site-packages).
+# Is installed next to executorch's package: CMAKE_PREFIX_PATH is the folder that holds both (site-packages).
 if(NOT TARGET executorch::runtime)
   include(CMakeFindDependencyMacro)
   find_dependency(executorch 1.5)

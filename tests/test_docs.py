@@ -263,7 +263,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_rows_of_an_op_are_those_of_the_sources() -> None:
-    """What CONTRIBUTING.md shows of adding an op stands in the files it names."""
+    """What CONTRIBUTING.md shows of adding an op is in the files it names."""
     shown = [text for kind, text in blocks(ROOT / "CONTRIBUTING.md") if kind in ("python", "cpp")]
     assert len(shown) == 5
     for text in shown:

@@ -1,4 +1,4 @@
-"""Files of strangers: forged .pte files, GGUF files that lie, forks and kernels that would end the process."""
+"""Untrusted and forged files: .pte files, GGUF files whose head is wrong, forks, kernels that would end the process."""
 
 from __future__ import annotations
 

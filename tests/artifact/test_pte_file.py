@@ -75,7 +75,7 @@ def test_golden_file_runs(runs, good):
 
 
 def test_golden_program_is_what_lowering_writes(good):
-    """The delegate's Program reads back and is accepted by C++ as it stands in the file."""
+    """The delegate's Program reads back and is accepted by C++ as it is stored in the file."""
     (delegate,) = pte.delegates(good)
     assert (delegate.method, delegate.backend) == ("forward", "KeepdimGgml")
     assert [n.op for n in delegate.program.nodes] == ["linear"]

@@ -338,7 +338,7 @@ def test_ours_keeps_all(made: Any, engine: str) -> None:
 
 
 def test_our_partitioner_in_the_stock_flow() -> None:
-    """ExecuTorch shifts the range, the partitioner puts it back: a loss that is mended is none."""
+    """ExecuTorch shifts the range, the partitioner puts it back: a loss that is restored does not count."""
     a = audit(linear(), "keepdim:GgmlPartitioner")
     s = item(a, "symbol", "s")
     assert a.clean and not s.changes

@@ -98,7 +98,7 @@ for _name, _f, _both in (("argmax", torch.argmax, torch.max), ("argmin", torch.a
     case(_ends, lambda x, f=_both: [*f(x, 1)], "with its place", x="b n 8", n=N, b=B)
     case(_ends, lambda x, f=_both: [*f(x, 0, keepdim=True)], "with its place, keepdim", x="f32 nan: n 8", n=N)
     case(_ends, lambda x, f=_both: [*f(x, 0)], "with its place, bool", x="bool: n 8", n=N)
-family("truth")
+family("bool")
 for _name, _f in (("any", torch.any), ("all", torch.all)):
     case(_name, lambda x, f=_f: f(x), x="bool: n 3", n=N)
     case(_name, lambda x, f=_f: f(x, 1), "dim", x="bool: n 3", n=N)

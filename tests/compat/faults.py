@@ -193,7 +193,7 @@ heard: list[Any] = []
 
 
 def unheard(act: Callable[[], Any]) -> Callable[[Patched], bool]:
-    """Nobody is told."""
+    """No callback is called."""
 
     def shown(patched: Patched) -> bool:
         heard.clear()

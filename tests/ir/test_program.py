@@ -106,7 +106,7 @@ def test_json_and_text_round_trip(name):
 
 
 def test_golden_text(golden, request):
-    """The text form is stable: it stands in a file."""
+    """The text form is stable: it is stored in a file."""
     path = golden / "program.txt"
     text = str(good()) + "\n" + str(with_regions())
     if request.config.getoption("--regen-golden"):

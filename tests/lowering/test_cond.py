@@ -186,7 +186,7 @@ def test_and_or_of_two_sizes(engine: str) -> None:
 
 
 def test_data_decides_outside_and_sizes_inside() -> None:
-    """A choice by data stays with ExecuTorch; what stands in its branches is delegated, a choice by sizes too."""
+    """A choice by data stays with ExecuTorch; what is in its branches is delegated, a choice by sizes too."""
 
     class Mixed(nn.Module):
         def __init__(self) -> None:
@@ -416,7 +416,7 @@ def names(p: Program, op: str) -> list[str]:
 
 
 def test_passes_go_into_regions() -> None:
-    """Dead nodes, twins, weights' arithmetic and layers of one input, each inside the region it stands in."""
+    """Dead nodes, duplicate nodes, weights' arithmetic and layers of one input, each inside its region."""
     p = program(CHOICE)
     q, weights = passes.run(p, weights_of(p))
     same_numbers(p, q, weights_of(p), weights)

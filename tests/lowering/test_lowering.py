@@ -588,7 +588,7 @@ class Pair:
 
 
 def test_a_dataclass_as_input(tmp_path):
-    """Its sizes stand in a list without what is missing, as torch.export wants them; a file names its class."""
+    """Its sizes are in a list without what is missing, as torch.export requires; a file names its class."""
     torch.export.register_dataclass(Pair, serialized_type_name="keepdim.tests.Pair")
 
     class Add(torch.nn.Module):

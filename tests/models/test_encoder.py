@@ -108,7 +108,7 @@ def test_500_sentences_in_another_order(encoder: Encoder, wanted: torch.Tensor) 
 
 
 def test_batches_of_any_size_and_mixed_lengths(encoder: Encoder, tokens: list[list[int]], wanted: torch.Tensor) -> None:
-    """Padding changes nothing, whatever stands beside a text."""
+    """Padding changes nothing, whatever else is in the batch."""
     draw = random.Random(2)
     order = sorted(range(500), key=lambda i: len(tokens[i]) * draw.uniform(0.3, 1))  # mixed, yet not mostly padding
     while order:

@@ -1,4 +1,4 @@
-"""GGUF files: every type and family as it stands in the file, what is not known refused, weights mapped from there."""
+"""GGUF files: every type and family as stored in the file, what is not known refused, weights mapped from there."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def answers(model: LanguageModel) -> torch.Tensor:
 # ---------------------------------------------------------------- types
 @pytest.mark.parametrize("dtype", STORED)
 def test_a_gguf_is_taken_bit_for_bit(dtype: str, llama: Any, tmp_path: Path) -> None:
-    """Each type as it stands in the file, with the rows of queries and keys in the model's order."""
+    """Each type as it is stored in the file, with the rows of queries and keys in the model's order."""
     stored = write_gguf(tmp_path / "m.gguf", llama, dtype)
     found = reading.read(tmp_path / "m.gguf")
     assert found.weights.keys() == stored.keys()

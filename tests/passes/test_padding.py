@@ -1,5 +1,5 @@
-"""Rows of padding that nobody reads are not computed: what is proved and what is not, the kernels that leave rows out,
-and that the numbers are eager's wherever the padding stands.
+"""Padded rows that do not affect the output are skipped: what is proved and what is not, the kernels that skip rows,
+and that the results are eager's wherever the padding is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Passes that clean and fold, the pipeline, and real modules: what becomes of them, and that the numbers stay the same
+"""Passes that clean and fold, the pipeline, and real modules: what happens to them, and that the numbers stay the same
 at several sizes. What fuses is in test_fuse.py.
 """
 

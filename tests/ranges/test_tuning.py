@@ -150,7 +150,7 @@ def test_a_kept_table_is_for_these_settings_and_checked_again(cache: Any) -> Non
 
 
 def test_a_kept_table_is_for_this_way_to_run(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the ways have one name, stand in one line, or are one function with other settings."""
+    """Also where the implementations have one name, are on one line, or are one function with other settings."""
     Clockwork(monkeypatch, CROSSING)
 
     def through(module: torch.nn.Module, args: Any, dynamic_shapes: Any, tag: str) -> Any:

@@ -122,13 +122,13 @@ def test_modules_and_implementations_are_in_the_file(ranges: tuple[Path, keepdim
 
 
 def test_nothing_in_a_model_ends_the_script(tmp_path: Path) -> None:
-    """Names and reasons of a model stand in the page as text, whatever they hold."""
+    """Names and reasons of a model are shown in the page as text, whatever they contain."""
     page = report._html("</script><script>alert(1)</script><!--", {})
     assert page.count("</script>") == 2 and "<!--" not in page.replace("<!doctype", "")
 
 
 def test_a_page_is_one_file(ranges: tuple[Path, keepdim.Module]) -> None:
-    """No address of anything else stands in it."""
+    """It contains no address of anything else."""
     text = page_of(ranges[0]).read_text()
     assert not re.findall(
         r"(?:src|href)=[\"']?(?!#)|@import|url\(", re.sub(r"<script[^>]*>.*?</script>", "", text, flags=re.S)

@@ -1,4 +1,4 @@
-"""Engines as a user meets them: the script of the first report, one that is not there, what becomes of weights."""
+"""Engines as a user meets them: a script, an engine that is not installed, what happens to weights."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ REFUSED = {
         {"x": (2.0, 9, 32)},
         r"\[refine\] size 'x': `\(2.0, 9, 32\)` is not an integer or a shape of this program",
     ),
-    "a truth": ({"seq_len": True}, r"\[refine\] size 'seq_len': `True` is not an integer or a shape of this program"),
+    "a bool": ({"seq_len": True}, r"\[refine\] size 'seq_len': `True` is not an integer or a shape of this program"),
 }
 
 
@@ -338,7 +338,7 @@ def test_what_jax_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_shapes_of_variable_arguments() -> None:
-    """All of *args stand in one tuple, as torch wants it."""
+    """All of *args are in one tuple, as torch requires."""
 
     class Sum(torch.nn.Module):
         def forward(self, *parts: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from keepdim.stablehlo.refine import Hlo  # noqa: E402
 
 @dataclass
 class Case:
-    """`found` stands in the text after the passes, in that order, and `absent` does not; or `error` is what is said."""
+    """`found` is in the text after the passes, in that order, and `absent` is not; or `error` is the message."""
 
     text: str
     passes: tuple[str, ...]

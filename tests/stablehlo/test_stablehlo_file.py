@@ -43,7 +43,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("bounds", [False, True])
 def test_saved_and_loaded_without_the_source(model: nn.Module, bounds: bool, tmp_path: Path) -> None:
-    """The artifact is StableHLO's own, the contract stands in it, the weights beside it."""
+    """The artifact is StableHLO's own, the contract is stored in it, the weights next to it."""
     first, path = made(model, bounds), tmp_path / "m.mlirbc"
     first.save(path)
     assert path.read_bytes().startswith(b"ML\xefR") and (tmp_path / "m.mlirbc.npz").exists()

@@ -59,7 +59,7 @@ def test_the_cases_of_their_own_are_there() -> None:
 
 
 def test_every_op_of_the_engine_has_a_row() -> None:
-    """Or stands in the list with its reason; further rows are of data."""
+    """Or is in the list with its reason; further rows are of data."""
     assert set(_native.engines()["ggml"]) == (set(RULES) - OF_DATA) | set(WITHOUT)
 
 

@@ -1,6 +1,6 @@
 """docs/reference/errors.md from the sources: every error sentence, by its stage, and its remedy.
 
-Python is read as a syntax tree, C++ as text. What a sentence takes from the call stands in it as {name}.
+Python is read as a syntax tree, C++ as text. What a sentence takes from the call is shown as {name}.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ops that are written in others (keepdim/capture/decompose.py)."""
+"""Ops that are decomposed into others (keepdim/capture/decompose.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .table import N, case, family
 
 BORDERS = torch.tensor([-1.0, -0.25, 0.0, 0.5, 0.5, 2.0])
 
-family("forms")
+family("decompositions")
 case("argsort", lambda x: (*x.median(0), x.median(), *x.median(-1, keepdim=True)), "median", x="n 5", n=N)
 case("argsort", lambda x: (x.median(0).values, x.median(1).values), "median with NaN", x="f32 nan: n 5", n=N)
 case("argsort", lambda x: (x.median(), *x.median(0)), "median of a number", x="")
