@@ -37,7 +37,7 @@ nonzero = torch.ops.aten.nonzero.default
     "as column-major, the result is read wrongly",
     upstream="ExecuTorch's kernel writes in the dim order of its out tensor, or its passes make the result row-major",
 )
-def nonzero_by_rows() -> Iterator[None]:
+def row_major_nonzero() -> Iterator[None]:
     """The result of nonzero is laid out as ExecuTorch's kernel writes it."""
 
     def by_rows(by_columns: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -56,7 +56,7 @@ def nonzero_by_rows() -> Iterator[None]:
     reason="a result that is empty at the example's sizes has strides of 0, from which no dim order can be computed",
     upstream="dim_order_from_stride takes strides of 0 where a size is a symbol",
 )
-def orders_of_empty_results() -> Iterator[None]:
+def dim_order_of_empty_results() -> Iterator[None]:
     """The dim order is computed from the upper bounds of strides."""
 
     def by_bounds(order: Callable[[Sequence[int]], object]) -> Callable[[Sequence[int | torch.SymInt]], object]:
@@ -76,7 +76,7 @@ def orders_of_empty_results() -> Iterator[None]:
 @contextlib.contextmanager
 def as_kernels_write() -> Iterator[None]:
     """Tensors are laid out as ExecuTorch's kernels write them."""
-    with nonzero_by_rows(), orders_of_empty_results():
+    with row_major_nonzero(), dim_order_of_empty_results():
         yield
 
 

@@ -53,7 +53,7 @@ def _as(env: ShapeEnv | None, cls: type[ShapeEnv]) -> Iterator[None]:
 @patch(
     of="torch",
     version="2.13.0",
-    reason="passes of ExecuTorch ask `if size == ...`, which fixes the size in the ShapeEnv for every later stage",
+    reason="passes of ExecuTorch ask `if size == ...`, which specialises the size for every later stage",
     upstream="a ShapeEnv can be told to answer for the example without deciding, for as long as a block runs",
 )
 def answers_without_deciding(env: ShapeEnv | None) -> Iterator[None]:

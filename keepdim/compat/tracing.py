@@ -127,7 +127,7 @@ def _affine_grid(theta: torch.Tensor, size: Sequence[int | torch.SymInt], align_
     of="torch",
     version="2.13.0",
     reason="outside Dynamo, torch.cond is compiled by it: what it still has of an earlier cond is tried first, and "
-    "asks symbolic sizes whether they are the numbers of that one, which fixes them",
+    "asks symbolic sizes whether they are the numbers of that one, which specialises them",
     upstream="torch.cond outside Dynamo is not compiled, or what is kept is not compared with symbols",
 )
 def forget_conds() -> None:
@@ -155,7 +155,7 @@ def _shape_functions(ours: Mapping[OpOverload, Callable[..., object]]) -> contex
 @patch(
     of="torch",
     version="2.13.0",
-    reason="attention asks whether there is one query where a mask has one row, which fixes the number of queries",
+    reason="attention asks whether there is one query for a mask with one row, which specialises the number of queries",
     upstream="scaled_dot_product_attention broadcasts its mask without asking for sizes",
 )
 def attention_masks() -> Iterator[None]:
@@ -167,10 +167,10 @@ def attention_masks() -> Iterator[None]:
 @patch(
     of="torch",
     version="2.13.0",
-    reason="max_pool1d reads its sizes as numbers, which fixes them",
+    reason="max_pool1d reads its sizes as numbers, which specialises them",
     upstream="max_pool1d is decomposed with symbolic sizes",
 )
-def max_pools_of_one_dim() -> Iterator[None]:
+def max_pool1d_as_2d() -> Iterator[None]:
     """max_pool1d is max_pool2d."""
     with _kernel(aten.max_pool1d.default, _max_pool1d):
         yield
@@ -191,7 +191,7 @@ def cdist_by_differences() -> Iterator[None]:
 @patch(
     of="torch",
     version="2.13.0",
-    reason="a recurrent layer is traced step by step, which fixes its length",
+    reason="a recurrent layer is traced step by step, which specialises its length",
     upstream="lstm, gru and rnn have shape functions, and stay one op in an exported program",
 )
 def recurrent_layers() -> Iterator[None]:
@@ -219,7 +219,7 @@ def ceil_mode_pool_sizes() -> Iterator[None]:
 @patch(
     of="torch",
     version="2.13.0",
-    reason="affine_grid_generator reads its sizes as numbers, which fixes them",
+    reason="affine_grid_generator reads its sizes as numbers, which specialises them",
     upstream="its decomposition takes symbolic sizes",
 )
 def affine_grids() -> Iterator[None]:
@@ -269,7 +269,7 @@ def symbolic_sizes() -> Iterator[None]:
     """In this block, tracing keeps the sizes of these ops symbolic."""
     forget_conds()
     with contextlib.ExitStack() as stack:
-        for made in (attention_masks, max_pools_of_one_dim, cdist_by_differences, recurrent_layers,
+        for made in (attention_masks, max_pool1d_as_2d, cdist_by_differences, recurrent_layers,
                      ceil_mode_pool_sizes, affine_grids, masked_selections, copied_slices, grid_samples):  # fmt: skip
             stack.enter_context(made())
         yield

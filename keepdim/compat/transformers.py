@@ -22,7 +22,7 @@ from .patch import patch, swapped, wrapped
     "asked on standard input",
     upstream="from_pretrained hands trust_remote_code to every config and model that it makes",
 )
-def without_code() -> Iterator[None]:
+def no_remote_code() -> Iterator[None]:
     """transformers neither runs Python of a folder in this thread, nor asks on standard input whether to."""
     module = optional("load", "transformers.dynamic_module_utils")
 
@@ -70,7 +70,7 @@ def fast_reader() -> Any:
     reason="transformers reads the head of a file with gguf's reader, which takes seconds for the list of tokens",
     upstream="GGUFReader reads an array of numbers or strings at once",
 )
-def lists_read_at_once() -> Iterator[None]:
+def fast_gguf_lists() -> Iterator[None]:
     """The reader of gguf is the fast one, for whoever imports it."""
     with swapped(optional("load", "gguf"), "GGUFReader", fast_reader()):
         yield
@@ -84,7 +84,7 @@ def lists_read_at_once() -> Iterator[None]:
     "the model that it belongs to",
     upstream="a model takes a function as its attention, or AttentionInterface can forget a name",
 )
-def own_attention(model: Any, name: str, attend: Callable[..., object]) -> Iterator[None]:
+def replace_attention(model: Any, name: str, attend: Callable[..., object]) -> Iterator[None]:
     """The attention of all layers of a model is `attend`, which transformers knows as `name` until the block ends."""
     table = optional("lower", "transformers").AttentionInterface._global_mapping
     before = model.config._attn_implementation

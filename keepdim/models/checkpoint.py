@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..compat.lock import one_at_a_time
-from ..compat.transformers import without_code
+from ..compat.transformers import no_remote_code
 from ..errors import describe_exception, fail, optional
 
 NESTED = 20  # levels of a config, which may contain configs of parts of the model
@@ -41,7 +41,7 @@ def read_model(stage: str, kind: str, folder: Path) -> Any:
     auto = getattr(optional(stage, "transformers"), kind)
     what = "language model" if kind == "AutoModelForCausalLM" else "model"
     try:
-        with without_code():
+        with no_remote_code():
             return auto.from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, weights_only=True
             )
@@ -60,7 +60,7 @@ def read_tokenizer(stage: str, folder: Path, **more: object) -> object:
                 for name in value if isinstance(value, list) else [value]:
                     _check_name(stage, path, name, "file")
     try:
-        with without_code():
+        with no_remote_code():
             return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **more)
     except Exception as e:  # as above
         _refuse_code(stage, folder, e)

@@ -23,7 +23,7 @@ from torch.export import Dim
 from ..artifact import pte
 from ..artifact.external_weights import MappedFile
 from ..compat.lock import one_at_a_time
-from ..compat.transformers import fixed_ropes, layer_buffers, own_attention
+from ..compat.transformers import fixed_ropes, layer_buffers, replace_attention
 from ..errors import fail
 from ..files import new_folder, remove_with
 from ..ir.quant import STORED, Quantised, fits, new_state, quantise
@@ -342,7 +342,7 @@ class _Decoder(torch.nn.Module):
     def prepared(self) -> Iterator[None]:
         """In this block the model's attention is ours, its rope does not change, and every layer has its caches."""
         with (
-            own_attention(self.model, NAME, self._attend),
+            replace_attention(self.model, NAME, self._attend),
             fixed_ropes(self._changing_ropes()),
             layer_buffers(self._new_caches()),
         ):

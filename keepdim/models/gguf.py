@@ -17,7 +17,7 @@ import numpy
 import torch
 
 from ..artifact.external_weights import MappedFile
-from ..compat.transformers import fast_reader, lists_read_at_once
+from ..compat.transformers import fast_gguf_lists, fast_reader
 from ..errors import KeepdimError, fail, optional, sentence_of
 from ..ir.quant import STORED, Quantised, dequantise
 from ..native import _native
@@ -371,7 +371,7 @@ def field(reader: Reader, name: str) -> Any:
 
 def read_tokenizer(path: Path) -> object:
     """The tokenizer of a file: made by transformers, then corrected by settings that it does not read."""
-    with lists_read_at_once():
+    with fast_gguf_lists():
         tokenizer = checkpoint.read_tokenizer("generate", path.parent, gguf_file=path.name)
     _repair_tokenizer(path, tokenizer)
     return tokenizer

@@ -331,8 +331,8 @@ FAULTS: dict[str, Fault] = {
         tracing.attention_masks,
         refused(attends, R(1, 2, 5, 8), torch.zeros(1, 1, 1, 5), n=(0, 2, 1, 64), n_=(1, 3, 1, 64)),
     ),
-    "max_pools_of_one_dim": Fault(
-        tracing.max_pools_of_one_dim, refused(lambda x: F.max_pool1d(x, 3, 2), R(1, 2, 9), n=(0, 2, 4, 64))
+    "max_pool1d_as_2d": Fault(
+        tracing.max_pool1d_as_2d, refused(lambda x: F.max_pool1d(x, 3, 2), R(1, 2, 9), n=(0, 2, 4, 64))
     ),
     "cdist_by_differences": Fault(
         tracing.cdist_by_differences, refused(lambda x: torch.cdist(x, x), R(5, 3), n=(0, 0, 1, 64))
@@ -355,8 +355,8 @@ FAULTS: dict[str, Fault] = {
     "grid_samples": Fault(tracing.grid_samples, samples_by_tracing),
     "answers_without_deciding": Fault(lambda: shape_env.answers_without_deciding(size().node.shape_env), decides),
     "recorded_decisions": Fault(lambda: shape_env.recorded_decisions(size().node.shape_env), decides),
-    "nonzero_by_rows": Fault(executorch.nonzero_by_rows, reads_columns),
-    "orders_of_empty_results": Fault(executorch.orders_of_empty_results, orders_no_empty_result),
+    "row_major_nonzero": Fault(executorch.row_major_nonzero, reads_columns),
+    "dim_order_of_empty_results": Fault(executorch.dim_order_of_empty_results, orders_no_empty_result),
     "inner_branches": Fault(executorch.inner_branches, decomposes_inner_branches),
     "delegate_calls_kept": Fault(executorch.delegate_calls_kept, removes_calls, shared),
     "around_preprocess": Fault(
@@ -370,10 +370,10 @@ FAULTS: dict[str, Fault] = {
     "around_hook": Fault(
         lambda: watching.around_hook(Keeps, "partition", hears), unheard(lambda: Keeps().partition(None))
     ),
-    "without_code": Fault(transformers.without_code, runs_code, code_loads),
-    "lists_read_at_once": Fault(transformers.lists_read_at_once, reads_one_by_one, shared),
-    "own_attention": Fault(
-        lambda: transformers.own_attention(decoder(), ATTENTION, lambda *_, **__: None), keeps_attention, shared
+    "no_remote_code": Fault(transformers.no_remote_code, runs_code, code_loads),
+    "fast_gguf_lists": Fault(transformers.fast_gguf_lists, reads_one_by_one, shared),
+    "replace_attention": Fault(
+        lambda: transformers.replace_attention(decoder(), ATTENTION, lambda *_, **__: None), keeps_attention, shared
     ),
     "fixed_ropes": Fault(lambda: transformers.fixed_ropes([decoder().model.rotary_emb]), changes_frequencies),
     "layer_buffers": Fault(lambda: transformers.layer_buffers({decoder(): {"keys": R(2)}}), keeps_no_keys),

@@ -181,7 +181,7 @@ def test_a_decoder_is_as_it_was(error: type[Exception] | None, unchanged: None) 
     before = facts()
     with pytest.raises(error) if error else contextlib.nullcontext():
         with (
-            compat_transformers.own_attention(model, ATTENTION, lambda *_, **__: None),
+            compat_transformers.replace_attention(model, ATTENTION, lambda *_, **__: None),
             compat_transformers.fixed_ropes([rope]),
             compat_transformers.layer_buffers({layer: {"keys": torch.zeros(3)}}),
         ):
