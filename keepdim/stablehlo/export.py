@@ -30,7 +30,7 @@ from ..ir.quant import Quantised, dequantise
 from ..passes import Lowered
 from ..shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
 from ..shapes.dim import CMPS, Dim
-from .data import RULES_WITH_DATA
+from .data_dependent import RULES_WITH_DATA
 from .program import Argument, StableHLOProgram
 from .refine import Hlo
 from .rules import RULES
