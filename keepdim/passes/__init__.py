@@ -2,6 +2,18 @@
 
 Owns the order of the passes; `run` records in the Program how many nodes each leaves. Fusion depends on the engine:
 a node that it does not support is not created. Takes and returns Programs. Never reads an FX graph.
+
+The files of the passes:
+
+    clean.py      prune_branches, fold_scalars, remove_casts, remove_noops, merge_common, unflatten
+    fold.py       fold_constants
+    conv.py       fold_batch_norm, fuse_conv
+    attention.py  fuse_sdpa, fuse_rope_into_attention
+    fuse.py       fuse_layer_norm, fuse_rms_norm, fuse_swiglu, fuse_rope, fuse_linear
+    merge.py      merge_linears
+    padding.py    skip_padding, with the bounds of value_bounds.py
+    precision.py  round_products
+    graph.py      drop_dead, renumber, and the tools of all passes
 """
 
 from __future__ import annotations
