@@ -38,16 +38,26 @@ KEYS: dict[str, tuple[object, ...]] = {
 def read_model(stage: str, kind: str, folder: Path) -> Any:
     """The model of a folder, in f32, by an Auto class of transformers."""
     check_folder(stage, folder)
-    auto = getattr(optional(stage, "transformers"), kind)
-    what = "language model" if kind == "AutoModelForCausalLM" else "model"
+    package, what = optional(stage, "transformers"), "language model" if kind == "AutoModelForCausalLM" else "model"
     try:
+        auto = getattr(package, kind)  # imported here
         with no_remote_code():
             return auto.from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, weights_only=True
             )
     except Exception as e:  # transformers and safetensors raise many types
         _refuse_code(stage, folder, e)
-        fail(stage, str(folder), f"cannot be read as a {what} ({describe_exception(e)})", cause=e)
+        fail(stage, str(folder), f"cannot be read as a {what} ({_with_root_cause(e)})", cause=e)
+
+
+def _with_root_cause(e: BaseException) -> str:
+    """An exception in words. transformers says of a failed import only what it wanted to import: the first exception of
+    the chain is added, such as that of another package."""
+    root = e
+    while (earlier := root.__cause__ or root.__context__) is not None:
+        root = earlier
+    said = describe_exception(e)
+    return f"{said}; caused by {describe_exception(root)}" if isinstance(e, ImportError) and root is not e else said
 
 
 @one_at_a_time

@@ -192,6 +192,22 @@ def test_a_config_that_is_not_json(text: str, good: Path, tmp_path: Path) -> Non
             read()
 
 
+def test_the_cause_of_a_failed_import(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers imports its parts when they are asked for, and does not say which package failed."""
+
+    class Package:
+        def __getattr__(self, name: str) -> object:
+            try:
+                raise RuntimeError("operator torchvision::nms does not exist")
+            except RuntimeError as e:
+                raise ModuleNotFoundError(f"Could not import module '{name}'") from e
+
+    monkeypatch.setattr(checkpoint, "optional", lambda stage, package: Package())
+    said = "module 'AutoModel'; caused by RuntimeError: operator torchvision::nms does not exist"
+    with pytest.raises(KeepdimError, match=said):
+        read_model("embed", "AutoModel", good)
+
+
 def test_weights_that_are_a_pickle_of_code(good: Path, tmp_path: Path) -> None:
     """A .bin file is read as tensors alone."""
 
