@@ -21,7 +21,7 @@ from torch.export import ExportedProgram, export
 
 from ..capture.contract_reader import ProgramShapes, read_shapes
 from ..capture.dynamic_shapes import declared_dims, names_of, specs_of
-from ..capture.export import capture
+from ..capture.export import capture, remedy_for
 from ..capture.validate import copy_model, copy_program, resized, run
 from ..errors import KeepdimError, describe_exception, fail, sentence
 from ..files import atomic_write
@@ -167,8 +167,8 @@ def executorch_flow(model: object, args: Sequence[object], kwargs: Mapping[str, 
             try:
                 ep = export(copy_model(model), tuple(args), dict(kwargs), dynamic_shapes=shapes)
             except Exception as e:  # torch.export raises many types
-                fact = f"refused: {with_input_names(describe_exception(e))}{recorder.blamed()}"
-                fail("audit", "torch.export", fact, cause=e)
+                why = with_input_names(describe_exception(e))
+                fail("audit", "torch.export", f"refused: {why}{recorder.blamed()}", remedy_for(why), e)
             names, reference = names_of(ep, specs), model
         leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         baseline = _baseline(ep, read_shapes(ep, names), _declared_ranges(specs))
@@ -212,7 +212,8 @@ def keepdim_flow(
         try:
             captured = capture(model, args, kwargs, shapes)
         except KeepdimError as e:
-            raise KeepdimError(f"{str(e).removesuffix('.')}{recorder.blamed()}.") from e
+            remedy = f" {why}." if (why := remedy_for(str(e))) else ""
+            raise KeepdimError(f"{str(e).removesuffix(remedy).removesuffix('.')}{recorder.blamed()}.{remedy}") from e
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     symbols = {k: captured.shifted_integers.get(str(d), d) for k, d in captured.shapes.symbols.items()}
     seen = replace(captured.shapes, contract=captured.signature.contract, symbols=symbols)  # in the user's terms

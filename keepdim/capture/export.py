@@ -155,10 +155,10 @@ def _export(
         raise
     except Exception as e:  # torch.export raises many kinds; all of them mean that this mode does not work
         why = with_input_names(describe_exception(e))
-        fail("capture", "torch.export", f"refused: {why}", _remedy(why), e)
+        fail("capture", "torch.export", f"refused: {why}", remedy_for(why), e)
 
 
-def _remedy(why: str) -> str:
+def remedy_for(why: str) -> str:
     """What to change in the model or in dynamic_shapes, where torch's message says what is wrong."""
     for pattern, remedy in REMEDIES.items():
         if re.search(pattern, why):

@@ -214,8 +214,9 @@ def test_what_export_itself_freezes() -> None:
 def test_what_export_refuses_has_its_line(who: str) -> None:
     """torch's own words do not say where in the model."""
     frozen = (Branches().eval(), (torch.randn(3, 4),), ({0: Dim("n", min=1, max=8)},))
-    line = r"a constant \(3\) \(at .*test_audit.py:\d+: return x \+ 1 if x.shape\[0\] == 3 else x \* 2\)\.$"
-    with pytest.raises(KeepdimError, match=rf"torch.export: refused: UserError: You marked n as dynamic .*{line}"):
+    line = r"a constant \(3\) \(at .*test_audit.py:\d+: return x \+ 1 if x.shape\[0\] == 3 else x \* 2\)\."
+    remedy = r"The model uses it as a number: leave it static, or read it from the shape\.$"
+    with pytest.raises(KeepdimError, match=rf"torch.export: refused: UserError: You marked n as .*{line} {remedy}"):
         audit(frozen, who)
 
 
