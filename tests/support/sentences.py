@@ -95,7 +95,7 @@ def _label(e: ast.expr) -> str:
             return _label(inner)
         case ast.Call(func=ast.Name(id="range_text")):
             return "range"
-        case ast.Call(func=ast.Name(id="remedy_for")):
+        case ast.Call(func=ast.Name(id="remedy_for" | "_remedy")):
             return "remedy"
         case ast.Call(func=ast.Name(), args=[inner, *_]):
             return _label(inner)
