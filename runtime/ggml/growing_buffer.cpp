@@ -19,16 +19,16 @@ constexpr size_t kAddressSpace = size_t{1} << 34;  // reserved for a buffer; a l
 char* GrowingBuffer::reserve(size_t bytes) {
   if (bytes <= bytes_) return data_;
   const bool large = bytes >= kHugePage;
-  const size_t align = large ? kHugePage : 64, size = round_up(bytes, align);
+  const size_t size = round_up(bytes), align = large ? kHugePage : kAlign;
   if (size > mapped_) {
     release();
     if (large) map(size);
-    if (!data_) data_ = static_cast<char*>(std::aligned_alloc(align, size));
+    if (!data_) data_ = static_cast<char*>(std::aligned_alloc(align, round_up(size, align)));
   }
   // Only what is used is committed, so that the system can refuse more than there is.
   if (!data_ || (mapped_ && mprotect(data_, size, PROT_READ | PROT_WRITE) != 0))
     fail(Code::out_of_memory, "[run] ggml: " + std::to_string(size) + " bytes could not be allocated.");
-  if (large) madvise(data_, size, MADV_HUGEPAGE);  // best effort
+  if (large) madvise(data_, size / kHugePage * kHugePage, MADV_HUGEPAGE);  // best effort
   bytes_ = size;
   return data_;
 }

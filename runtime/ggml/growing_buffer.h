@@ -4,9 +4,10 @@
 
 namespace keepdim::ggml {
 
+constexpr size_t kAlign = 64;
 constexpr size_t kHugePage = size_t{1} << 21;  // fewer TLB misses when streaming weights
 
-constexpr size_t round_up(size_t bytes, size_t to = 64) { return (bytes + to - 1) / to * to; }
+constexpr size_t round_up(size_t bytes, size_t to = kAlign) { return (bytes + to - 1) / to * to; }
 
 // Aligned, and only grows; the contents are undefined after that. A large buffer grows in place, in address space that it has
 // reserved: pages that were used already stay, since to touch a new page costs as much as hundreds of multiplications.
