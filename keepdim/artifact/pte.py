@@ -29,7 +29,7 @@ MAGIC = b"KEEPDIM1"
 FOOTER = 32 + 8 + len(MAGIC)  # sha256 of the JSON, its length, the magic
 
 
-class Weight(msgspec.Struct):
+class StoredWeight(msgspec.Struct):
     """One weight's bytes in the file."""
 
     key: str
@@ -44,7 +44,7 @@ class Trailer(msgspec.Struct):
     version: int
     size: int  # of the .pte before the trailer
     sha256: str  # of everything but the weights
-    weights: list[Weight]
+    weights: list[StoredWeight]
 
 
 class Layout(NamedTuple):
@@ -122,7 +122,7 @@ def seal(path: Path) -> None:
     with _Mapped(path) as data:
         end = len(data)
         weights = _weights(_layout(data, path))
-        hashed = [Weight(k, o, n, hashlib.sha256(data[o : o + n]).hexdigest()) for k, o, n in weights]
+        hashed = [StoredWeight(k, o, n, hashlib.sha256(data[o : o + n]).hexdigest()) for k, o, n in weights]
         body = msgspec.json.encode(Trailer(1, end, _hash_rest(data, weights, end), hashed))
     with path.open("ab") as f:
         f.write(body + hashlib.sha256(body).digest() + len(body).to_bytes(8, "little") + MAGIC)
@@ -147,7 +147,7 @@ def text_of(file: _native.File, method: str) -> str:
 def check(path: Path, weights: bool = False) -> Trailer:
     """Check the file against its trailer and return that; `weights` also checks the weights."""
     file = open_file(path, weights)
-    return Trailer(1, file.size, file.sha256, [Weight(*w) for w in file.weights])
+    return Trailer(1, file.size, file.sha256, [StoredWeight(*w) for w in file.weights])
 
 
 class Delegate(NamedTuple):

@@ -55,7 +55,7 @@ class ProgramShapes:
 def read_shapes(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> ProgramShapes:
     """The contract of a program, and the Dim of each of torch's symbols. `names` maps these to the user's; without it,
     they are those that the program's ShapeEnv has."""
-    reader = _Reader(ep, names or {})
+    reader = _ContractReader(ep, names or {})
     return ProgramShapes(reader.contract(), reader.symbols, reader.env, reader.unchecked())
 
 
@@ -76,7 +76,7 @@ def contract_of(ep: ExportedProgram, names: Mapping[str, str] | None = None) -> 
 # ---------------------------------------------------------------- reading an ExportedProgram
 
 
-class _Reader:
+class _ContractReader:
     """Reads one ExportedProgram; the order of methods is the order of reading."""
 
     def __init__(self, ep: ExportedProgram, names: Mapping[str, str]):

@@ -42,7 +42,7 @@ def fast_reader() -> Any:
     package = optional("load", "gguf")
     kinds, slow = package.GGUFValueType, package.GGUFReader
 
-    class Reader(slow):  # type: ignore[misc, valid-type]
+    class FastGgufReader(slow):  # type: ignore[misc, valid-type]
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[np.ndarray], list[int], list[int]]:
             if raw_type != kinds.ARRAY:
                 return super()._get_field_parts(orig_offs, raw_type)
@@ -61,7 +61,7 @@ def fast_reader() -> Any:
                 at = end
             return at - orig_offs, [kind, count, *parts], list(range(3, 2 * n + 3, 2)), types
 
-    return Reader
+    return FastGgufReader
 
 
 @patch(

@@ -16,7 +16,7 @@ from .program import NONE, Attr, Node, Part, Pass, Program, Region, Value, verif
 
 def parse_program(text: str) -> Program:
     """Parse and verify a Program."""
-    return verify(_Reader(text).program())
+    return verify(_TextParser(text).program())
 
 
 def parse(text: str, symbols: Mapping[str, Dim]) -> Dim:
@@ -58,7 +58,7 @@ _BINARY: dict[type, Callable[[Dim, Dim], Dim]] = {
 }
 
 
-class _Reader:
+class _TextParser:
     """A line-by-line parser of `str(program)`."""
 
     def __init__(self, text: str):

@@ -25,13 +25,13 @@ from ..fx.nodes import COND, attribute, constants_of, graph_modules
 _MARK = "keepdim.weight"  # in node.meta of a placeholder
 
 
-class _Weight:
+class _SharedWeight:
     """A tensor and the name of its parameter; not copied when a graph is."""
 
     def __init__(self, name: str, data: torch.Tensor):
         self.name, self.data = name, data
 
-    def __deepcopy__(self, memo: dict[int, object]) -> _Weight:
+    def __deepcopy__(self, memo: dict[int, object]) -> _SharedWeight:
         return self
 
 
@@ -62,10 +62,10 @@ def mark(ep: ExportedProgram, state: Mapping[str, torch.Tensor]) -> None:
     changed = set(signature.buffers_to_mutate.values())
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     known = {n: targets[n.name] for n in _placeholders(ep.graph_module) if n.name in targets}
-    top = {n: _Weight(t, state[t]) for n, t in known.items() if t in state and t not in changed}
+    top = {n: _SharedWeight(t, state[t]) for n, t in known.items() if t in state and t not in changed}
     uses = Counter(id(b) for gm in graph_modules(ep.graph_module) for n in gm.graph.nodes for b in _branches(n))
 
-    def into(gm: GraphModule, known: dict[FxNode, _Weight]) -> None:
+    def into(gm: GraphModule, known: dict[FxNode, _SharedWeight]) -> None:
         for p in _placeholders(gm):
             p.meta.pop(_MARK, None)
             p.meta.update({_MARK: known[p]} if p in known else {})

@@ -79,7 +79,7 @@ class ReaderField(Protocol):
     def contents(self) -> object: ...
 
 
-class Reader(Protocol):
+class GgufReader(Protocol):
     """The reader of the package gguf."""
 
     fields: Mapping[str, ReaderField]
@@ -167,7 +167,7 @@ def _repair_tokenizer(path: Path, tokenizer: Any) -> None:
 class _Settings:
     """The fields of the file's architecture; `done` raises for fields that were not read."""
 
-    def __init__(self, path: Path, reader: Reader):
+    def __init__(self, path: Path, reader: GgufReader):
         self.path, self.reader = path, reader
         self.architecture = field(reader, "general.architecture")
         if self.architecture not in ARCHITECTURES:
@@ -361,7 +361,7 @@ def _tied(model: torch.nn.Module) -> Mapping[str, str]:
     return out
 
 
-def field(reader: Reader, name: str) -> Any:
+def field(reader: GgufReader, name: str) -> Any:
     """A metadata field of the file; None if it is missing."""
     try:
         return reader.fields[name].contents() if name in reader.fields else None
@@ -377,7 +377,7 @@ def read_tokenizer(path: Path) -> object:
     return tokenizer
 
 
-def _reader(path: Path) -> tuple[Reader, ModuleType]:
+def _reader(path: Path) -> tuple[GgufReader, ModuleType]:
     package = optional("load", "gguf")
     if not path.is_file():
         fail("load", str(path), "does not exist")

@@ -156,11 +156,11 @@ def signature_of(run: Function) -> inspect.Signature | None:
         return None
 
 
-class Reader:
+class AxisReader:
     """Reads the axes from the arguments of a function: by the names of its parameters.
 
     >>> def f(x, y=None): ...
-    >>> read = Reader("f", parse("f", {"n": "x.shape[0] * x.shape[1]"}, {"n": (1, 9)}), f, "f")
+    >>> read = AxisReader("f", parse("f", {"n": "x.shape[0] * x.shape[1]"}, {"n": (1, 9)}), f, "f")
     >>> read.terms(torch.ones(2, 3), y=1), list(read.tensors(torch.ones(2, 3)))
     (((6,),), ['x'])
     """
@@ -208,7 +208,7 @@ class Reader:
         self.__dict__.update(state)
         self._compile()
 
-    def same_arguments(self, other: Reader) -> bool:
+    def same_arguments(self, other: AxisReader) -> bool:
         """Whether another reads the same arguments."""
         return [self._order.index(t) for t in self._used] == [other._order.index(t) for t in other._used]
 

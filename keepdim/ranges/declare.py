@@ -27,11 +27,11 @@ from . import boxes, preflight
 from .axes import (
     Args,
     Axis,
+    AxisReader,
     Examples,
     Function,
     Kwargs,
     Range,
-    Reader,
     Size,
     checked_range,
     parse,
@@ -104,7 +104,7 @@ class Dispatch(torch.nn.Module):
         self._tiles: list[tuple[Box, int]] = []
         self._tree: Tree | None = None
         self._measured: RangeTable | None = None
-        self._read: Reader | None = None
+        self._read: AxisReader | None = None
         if reference is not None:
             self._set_reader(reference, f"the reference {_name_of(reference)!r}")
 
@@ -156,7 +156,7 @@ class Dispatch(torch.nn.Module):
 
     def _set_reader(self, run: Function, who: str) -> None:
         """Take the parameter names from a function, and check that the examples have the tensors of the axes."""
-        self._read = Reader(self.name, self.axes, run, who)
+        self._read = AxisReader(self.name, self.axes, run, who)
         if isinstance(self.examples, (tuple, list)):
             self._read.tensors(*self.examples)
 

@@ -32,7 +32,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ..errors import KeepdimError, describe_exception, fail
 from ..fx.symbols import declared_names, with_user_names
-from .axes import Args, Axis, Function, Kwargs, Reader, Size
+from .axes import Args, Axis, AxisReader, Function, Kwargs, Size
 
 Candidate = tuple[str, Function]
 SymbolValues = dict[sympy.Symbol, sympy.Integer]
@@ -126,7 +126,7 @@ def distinct(leaves: Sequence[Any], others: Sequence[torch.Tensor] = ()) -> list
     return out
 
 
-def separate_sizes(axes: Sequence[Axis], read: Reader, args: Args, kwargs: Kwargs
+def separate_sizes(axes: Sequence[Axis], read: AxisReader, args: Args, kwargs: Kwargs
                    ) -> tuple[Args, Kwargs]:  # fmt: skip
     """Examples for a trace: distinct tensors, and for an axis that is a size, a size that is unique and not 1."""
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -145,7 +145,7 @@ def separate_sizes(axes: Sequence[Axis], read: Reader, args: Args, kwargs: Kwarg
     )
 
 
-def example_sizes(subject: str, axes: Sequence[Axis], read: Reader, args: Args, kwargs: Kwargs
+def example_sizes(subject: str, axes: Sequence[Axis], read: AxisReader, args: Args, kwargs: Kwargs
                   ) -> dict[tuple[int, int], Axis]:  # fmt: skip
     """(id of tensor, dim) of every size that the axes read. Sizes 0 and 1, which torch specialises, are errors."""
     found = read.tensors(*args, **kwargs)
@@ -171,7 +171,7 @@ def symbols_of(symbolic: SymbolicInputs) -> Iterator[None]:
         yield
 
 
-def link_sizes(subject: str, axes: Sequence[Axis], read: Reader, candidates: Sequence[Candidate], args: Args,
+def link_sizes(subject: str, axes: Sequence[Axis], read: AxisReader, candidates: Sequence[Candidate], args: Args,
                kwargs: Kwargs) -> LinkedSizes:  # fmt: skip
     """Find which sizes of the arguments depend on the axes.
 
@@ -233,7 +233,7 @@ def unrecorded() -> Iterator[None]:
 
 
 def inspect_all(subject: str, axes: Sequence[Axis], points: Sequence[tuple[int, ...]], candidates: Sequence[Candidate],
-                read: Reader, args: Args, kwargs: Kwargs) -> list[tuple[bool, ...]]:  # fmt: skip
+                read: AxisReader, args: Args, kwargs: Kwargs) -> list[tuple[bool, ...]]:  # fmt: skip
     """For each candidate, which of its results are fresh and contiguous. Raises for candidates that cannot be branches
     of one cond, or that branch on a size in Python. Uses the ShapeEnv of the arguments."""
     sizes = [_expr(n) for n in read.sizes(*args, **kwargs)]

@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 from torch.export import Dim
 
 from ..errors import fail
-from .axes import Args, Axis, Examples, Function, Reader
+from .axes import Args, Axis, AxisReader, Examples, Function
 from .boxes import Box
 from .preflight import Candidate, LinkedSizes, link_sizes
 
@@ -24,7 +24,7 @@ class Problem:
 
     name: str
     axes: tuple[Axis, ...]
-    read: Reader
+    read: AxisReader
     candidates: Sequence[Candidate]
     reference: Function | None
     examples: Examples

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .table import Array, Call, Extent, Scalar, along, highest, iota, lowest, number, rule, take
+from .table import Array, Extent, JaxCall, Scalar, along, highest, iota, lowest, number, rule, take
 
 
-def end_of(c: Call, d: int, kernel: Extent, stride: int, low: int, dilation: int, size: Extent) -> Extent:
+def end_of(c: JaxCall, d: int, kernel: Extent, stride: int, low: int, dilation: int, size: Extent) -> Extent:
     """High padding of a spatial dim, so that the result has its expected extent."""
     return (c.extents[d + 2] - 1) * stride + dilation * (kernel - 1) + 1 - low - size
 
 
 @rule("conv")
-def _conv(c: Call) -> Array:
+def _conv(c: JaxCall) -> Array:
     rank, transposed, groups = len(c.dims) - 2, c.attr("transposed"), c.known("groups")
     spatial = range(rank)
     stride, pad, dilation = (c.each(k) for k in ("stride", "padding", "dilation"))
@@ -44,7 +44,7 @@ def _conv(c: Call) -> Array:
     return y.astype(c.dtype)
 
 
-def _kernel(c: Call, d: int) -> int:
+def _kernel(c: JaxCall, d: int) -> int:
     size = c.given[1][d + 2]
     return c._known("kernel", size)
 
@@ -53,7 +53,7 @@ def _kernel(c: Call, d: int) -> int:
 class Window:
     """The window of a pool over the last dims."""
 
-    def __init__(self, c: Call):
+    def __init__(self, c: JaxCall):
         self.c, self.kernel = c, c.each("kernel")
         self.stride, self.pad = c.each("stride"), c.each("padding")
         self.rank = len(self.kernel)
@@ -83,14 +83,14 @@ class Window:
 
 
 @rule("max_pool")
-def _max_pool(c: Call) -> Array:
+def _max_pool(c: JaxCall) -> Array:
     w = Window(c)
     x = w.padded(lowest(c.ins[0].dtype))
     return reduce(jnp.maximum, (w.at(x, offset) for offset in w.offsets())).astype(c.dtype)
 
 
 @rule("max_pool_index")
-def _max_pool_index(c: Call) -> Array:
+def _max_pool_index(c: JaxCall) -> Array:
     """The first maximum; for a window outside the input, its first non-negative position."""
     w = Window(c)
     x = w.padded(lowest(c.ins[0].dtype))
@@ -116,7 +116,7 @@ def _max_pool_index(c: Call) -> Array:
 
 
 @rule("avg_pool")
-def _avg_pool(c: Call) -> Array:
+def _avg_pool(c: JaxCall) -> Array:
     w = Window(c)
     x = w.padded(0)
     total = reduce(jnp.add, (w.at(x, offset) for offset in w.offsets()))
@@ -129,10 +129,12 @@ def _avg_pool(c: Call) -> Array:
     return (total / number(c.attr("divisor") if c.has("divisor") else count, x.dtype)).astype(c.dtype)
 
 
-def adaptive(f: Callable[[Array, Array, int], Array], value: Callable[[np.dtype], Scalar]) -> Callable[[Call], Array]:
+def adaptive(
+    f: Callable[[Array, Array, int], Array], value: Callable[[np.dtype], Scalar]
+) -> Callable[[JaxCall], Array]:
     """Windows that tile each of the last dims, one dim at a time, by masking the elements of each window."""
 
-    def call(c: Call) -> Array:
+    def call(c: JaxCall) -> Array:
         x = c.wide(c.ins[0])
         for a in range(len(c.dims) - c.known("axes"), len(c.dims)):
             n, m = c.size(0, a), c.sizes.number(c.dims[a])
@@ -152,7 +154,7 @@ rule("adaptive_max_pool")(adaptive(lambda x, n, axis: jnp.max(x, axis), lowest))
 
 
 @rule("adaptive_max_pool_index")
-def _adaptive_max_pool_index(c: Call) -> Array:
+def _adaptive_max_pool_index(c: JaxCall) -> Array:
     """The first maximum: values and positions are reduced together, one dim at a time from the last."""
     x = c.wide(c.ins[0])
     axes = list(range(len(c.dims) - c.known("axes"), len(c.dims)))
@@ -174,7 +176,7 @@ def _adaptive_max_pool_index(c: Call) -> Array:
 
 
 # ---------------------------------------------------------------- resampling
-def _scale(c: Call, d: int) -> Array:
+def _scale(c: JaxCall, d: int) -> Array:
     """Input positions per result position."""
     if c.has(f"scale_{d}"):
         return jnp.float32(1 / c.attr(f"scale_{d}"))
@@ -182,7 +184,7 @@ def _scale(c: Call, d: int) -> Array:
 
 
 @rule("nearest")
-def _nearest(c: Call) -> Array:
+def _nearest(c: JaxCall) -> Array:
     x = c.ins[0]
     for d in range(len(c.dims) - 2):
         position = iota([c.extents[d + 2]], 0).astype(jnp.float32)
@@ -205,7 +207,7 @@ def _cubic(t: Array) -> list[Array]:
 
 
 @rule("resample")
-def _resample(c: Call) -> Array:
+def _resample(c: JaxCall) -> Array:
     x, cubic = c.wide(c.ins[0]), c.attr("mode") == "cubic"
     for d in range(len(c.dims) - 2):
         a, n = d + 2, c.size(0, d + 2)

@@ -19,7 +19,7 @@ from ..frontend.ops import Args, Rule, Sink, Unsupported
 from ..frontend.ops.table import Lower
 from ..ir.program import NONE, Attr, Shape
 from ..shapes.dim import Dim
-from .table import Array, Call, Extent, highest, iota, nonempty, product, rule, take
+from .table import Array, Extent, JaxCall, highest, iota, nonempty, product, rule, take
 
 L = TypeVar("L", bound=Lower)
 aten = torch.ops.aten
@@ -134,12 +134,12 @@ def _item(b: Sink, name: str, a: Args, out: Shape) -> int:
 
 # ---------------------------------------------------------------- lowering rules
 @rule("item")
-def _item_rule(c: Call) -> Array:
+def _item_rule(c: JaxCall) -> Array:
     return c.ins[0].reshape(()).astype(c.dtype)
 
 
 @rule("count")
-def _count_rule(c: Call) -> Array:
+def _count_rule(c: JaxCall) -> Array:
     return jnp.sum(c.fill(0, range(len(c.given[0])), False), dtype=c.dtype)
 
 
@@ -150,7 +150,7 @@ def true_positions(mask: Array, size: Extent) -> Array:
 
 
 @rule("nonzero")
-def _nonzero_rule(c: Call) -> Array:
+def _nonzero_rule(c: JaxCall) -> Array:
     dims = c.given[0]
     mask = c.fill(0, range(len(dims)), False)
     if not dims:
@@ -166,7 +166,7 @@ def _nonzero_rule(c: Call) -> Array:
 class Runs:
     """A list, sorted or as it is, and where runs of equal values begin."""
 
-    def __init__(self, c: Call):
+    def __init__(self, c: JaxCall):
         self.c, x, positions = c, c.ins[0], iota(c.ins[0].shape, 0)
         self.here = positions < c.size(0, 0)
         beyond = [~self.here]
@@ -185,25 +185,25 @@ class Runs:
 
 
 @rule("unique_count")
-def _unique_count(c: Call) -> Array:
+def _unique_count(c: JaxCall) -> Array:
     return jnp.sum(Runs(c).first, dtype=c.dtype)
 
 
 @rule("unique")
-def _unique_rule(c: Call) -> Array:
+def _unique_rule(c: JaxCall) -> Array:
     runs = Runs(c)
     return take(runs.x, true_positions(runs.first, c.extents[0]), 0)
 
 
 @rule("unique_inverse")
-def _unique_inverse(c: Call) -> Array:
+def _unique_inverse(c: JaxCall) -> Array:
     runs = Runs(c)
     flat = jnp.zeros(runs.x.shape, c.dtype).at[runs.order].set(runs.number.astype(c.dtype))
     return c.sizes.reshape(flat, c.given[0], c.dims)
 
 
 @rule("unique_counts")
-def _unique_counts(c: Call) -> Array:
+def _unique_counts(c: JaxCall) -> Array:
     runs = Runs(c)
     run = jnp.where(runs.here, runs.number, highest(jnp.int32))
     return jnp.zeros(c.extents, c.dtype).at[run].add(1, mode="drop")

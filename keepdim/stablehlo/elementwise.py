@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .table import DTYPES, Array, Call, Extent, iota, number, rule, take
+from .table import DTYPES, Array, Extent, JaxCall, iota, number, rule, take
 
 
 def floats(dtype: np.dtype) -> bool:
@@ -17,12 +17,12 @@ def floats(dtype: np.dtype) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
-def each(f: Callable[..., Array]) -> Callable[[Call], Array]:
+def each(f: Callable[..., Array]) -> Callable[[JaxCall], Array]:
     """A function of all operands, broadcast."""
     return lambda c: f(*c.args())
 
 
-def in_f32(f: Callable[..., Array]) -> Callable[[Call], Array]:
+def in_f32(f: Callable[..., Array]) -> Callable[[JaxCall], Array]:
     """As `each`, computed in f32 for 16-bit floats."""
     return lambda c: f(*c.wide_args()).astype(c.dtype)
 
@@ -84,30 +84,30 @@ for _name, _f in IN_F32.items():
 
 
 @rule("div_trunc")
-def _div_trunc(c: Call) -> Array:
+def _div_trunc(c: JaxCall) -> Array:
     x, y = jnp.broadcast_arrays(*c.wide_args())
     return jnp.trunc(x / y).astype(c.dtype) if floats(x.dtype) else lax.div(x, y)
 
 
 @rule("gelu")
-def _gelu(c: Call) -> Array:
+def _gelu(c: JaxCall) -> Array:
     return gelu(c.wide(c.ins[0]), c.attr("approximate", "none") == "tanh").astype(c.dtype)
 
 
 @rule("leaky_relu")
-def _leaky_relu(c: Call) -> Array:
+def _leaky_relu(c: JaxCall) -> Array:
     x = c.wide(c.ins[0])
     return jnp.where(x > 0, x, x * number(c.attr("negative_slope"), x.dtype)).astype(c.dtype)
 
 
 @rule("elu")
-def _elu(c: Call) -> Array:
+def _elu(c: JaxCall) -> Array:
     x = c.wide(c.ins[0])
     return jnp.where(x > 0, x, number(c.attr("alpha"), x.dtype) * jnp.expm1(x)).astype(c.dtype)
 
 
 @rule("softplus")
-def _softplus(c: Call) -> Array:
+def _softplus(c: JaxCall) -> Array:
     x = c.wide(c.ins[0])
     scaled = x * number(c.attr("beta"), x.dtype)
     soft = jnp.log1p(jnp.exp(scaled)) / number(c.attr("beta"), x.dtype)
@@ -115,7 +115,7 @@ def _softplus(c: Call) -> Array:
 
 
 @rule("clamp")
-def _clamp(c: Call) -> Array:
+def _clamp(c: JaxCall) -> Array:
     x = c.ins[0]
     x = jnp.maximum(x, number(c.attr("min"), x.dtype)) if c.has("min") else x
     return jnp.minimum(x, number(c.attr("max"), x.dtype)) if c.has("max") else x
@@ -133,7 +133,7 @@ def cast(x: Array, dtype: np.dtype) -> Array:
 
 
 @rule("cast")
-def _cast(c: Call) -> Array:
+def _cast(c: JaxCall) -> Array:
     return cast(c.ins[0], DTYPES[c.out.dtype])
 
 
@@ -151,12 +151,12 @@ def apply_rope(x: Array, cos: Array, sin: Array, half: Extent | None = None) -> 
 
 
 @rule("rope")
-def _rope(c: Call) -> Array:
+def _rope(c: JaxCall) -> Array:
     x, cos, sin = c.args()
     return apply_rope(x, cos, sin, None if c.sizes.exact(c.dims[-1]) else c.size(0, -1) // 2)
 
 
 @rule("pow")
-def _pow(c: Call) -> Array:
+def _pow(c: JaxCall) -> Array:
     root = ROOTS.get(c.attr("other")) if isinstance(c.attr("other"), float) and floats(c.dtype) else None
     return in_f32(power)(c) if root is None else root(c.wide(c.ins[0])).astype(c.dtype)

@@ -34,7 +34,7 @@ from .data_dependent import RULES_WITH_DATA
 from .program import Argument, StableHLOProgram
 from .refine import Hlo
 from .rules import RULES
-from .table import DTYPES, Array, Call, Extent, Sizes, iota, number, product, refused, take
+from .table import DTYPES, Array, Extent, JaxCall, Sizes, iota, number, product, refused, take
 from .xla import x64
 
 MUTATES = {"cached_attention": (4, 5)}  # op → operands that it mutates; their new values follow its result
@@ -134,7 +134,7 @@ def _run(program: Program, nodes: Sequence[Node], sizes: Sizes, values: dict[int
         subject = f"{node.op} {out.name!r}"
         if node.op != "cond" and node.op not in RULES:
             fail("stablehlo", subject, "has no lowering rule")
-        call = Call(sizes, node, [values[i] for i in node.ins],
+        call = JaxCall(sizes, node, [values[i] for i in node.ins],
                     [None if i == NONE else program.value(i) for i in node.ins], out)  # fmt: skip
         try:
             made = _cond(program, call, values) if node.op == "cond" else RULES[node.op](call)
@@ -165,7 +165,7 @@ def _with_extents(y: Array, expected: Sequence[Extent]) -> Array:
     return y
 
 
-def _cond(program: Program, call: Call, values: Mapping[int, object]) -> tuple[Array, ...]:
+def _cond(program: Program, call: JaxCall, values: Mapping[int, object]) -> tuple[Array, ...]:
     """One of two regions, chosen by a size, or by data if there is an operand."""
     for n in walk(call.node.regions[0].nodes + call.node.regions[1].nodes):
         if n.op in MUTATES or "symbol" in n.attrs:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..shapes.dim import Dim
-from .table import Array, Call, Extent, Scalar, highest, iota, lowest, nonempty, rule, take
+from .table import Array, Extent, JaxCall, Scalar, highest, iota, lowest, nonempty, rule, take
 
 
 def rows_of(x: Array, index: Array, size: Extent, axis: int = 0) -> Array:
@@ -25,18 +25,18 @@ def _out_of_range_value(dtype: np.dtype) -> Scalar:
 
 
 @rule("embedding")
-def _embedding(c: Call) -> Array:
+def _embedding(c: JaxCall) -> Array:
     return rows_of(c.ins[0], c.ins[1], c.size(0, 0)).astype(c.dtype)
 
 
 @rule("index_select")
-def _index_select(c: Call) -> Array:
+def _index_select(c: JaxCall) -> Array:
     axis = c.known("dim")
     return rows_of(c.ins[0], c.ins[1], c.size(0, axis), axis)
 
 
 # ---------------------------------------------------------------- along a dim
-def _grid(c: Call, written: bool) -> tuple[Array, ...]:
+def _grid(c: JaxCall, written: bool) -> tuple[Array, ...]:
     """Positions of every element of the index (second operand); out of range in its padding."""
     index, dims, axis = c.ins[1], c.given[1], c.known("dim")
     if written:
@@ -47,7 +47,7 @@ def _grid(c: Call, written: bool) -> tuple[Array, ...]:
 
 
 @rule("gather")
-def _gather(c: Call) -> Array:
+def _gather(c: JaxCall) -> Array:
     x, n = c.ins[0], c.size(0, c.known("dim"))
     if x.ndim != c.ins[1].ndim:  # only an empty index may have another rank
         return jnp.zeros(c.ins[1].shape, x.dtype)
@@ -55,19 +55,19 @@ def _gather(c: Call) -> Array:
     return jnp.where((c.ins[1] < 0) | (c.ins[1] >= n), _out_of_range_value(x.dtype), found)
 
 
-def _source(c: Call) -> Array:
+def _source(c: JaxCall) -> Array:
     """The part of the third operand that the index covers."""
     src = c.ins[2]
     return src[tuple(slice(0, n) for n in c.ins[1].shape)] if src.shape != c.ins[1].shape else src
 
 
 @rule("scatter")
-def _scatter(c: Call) -> Array:
+def _scatter(c: JaxCall) -> Array:
     return c.ins[0].at[_grid(c, written=True)].set(_source(c), mode="drop")
 
 
 @rule("scatter_reduce")
-def _scatter_reduce(c: Call) -> Array:
+def _scatter_reduce(c: JaxCall) -> Array:
     at = c.ins[0].at[_grid(c, written=True)]
     update = {"sum": at.add, "prod": at.multiply, "amax": at.max, "amin": at.min}[c.attr("reduce")]
     return update(_source(c), mode="drop")
@@ -81,7 +81,7 @@ def broadcast(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
     return tuple(next((d for d in each if d.value != 1), Dim.const(1)) for each in zip(*wide, strict=True))
 
 
-def _positions(c: Call, first: int) -> tuple[tuple[object, ...], tuple[Dim, ...]]:
+def _positions(c: JaxCall, first: int) -> tuple[tuple[object, ...], tuple[Dim, ...]]:
     """Indices for jax and their broadcast dims; out of range in their padding."""
     every = range(first, len(c.ins))
     together = broadcast([c.given[i] for i in every])
@@ -96,24 +96,24 @@ def _positions(c: Call, first: int) -> tuple[tuple[object, ...], tuple[Dim, ...]
 
 
 @rule("index")
-def _index(c: Call) -> Array:
+def _index(c: JaxCall) -> Array:
     x = nonempty(c.ins[0], c.each("dims"))
     return x.at[_positions(c, 1)[0]].get(mode="fill", fill_value=_out_of_range_value(x.dtype))
 
 
 @rule("index_put")
-def _index_put(c: Call) -> Array:
+def _index_put(c: JaxCall) -> Array:
     at, values = _written(c)
     return at.set(values, mode="drop")
 
 
 @rule("index_add")
-def _index_add(c: Call) -> Array:
+def _index_add(c: JaxCall) -> Array:
     at, values = _written(c)
     return (at.max if c.dtype == jnp.bool_ else at.add)(values, mode="drop")
 
 
-def _written(c: Call) -> tuple[Any, Array]:
+def _written(c: JaxCall) -> tuple[Any, Array]:
     """The indexed array to update, and the broadcast values."""
     at, together = _positions(c, 2)
     axes, dims = c.each("dims"), c.given[0]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .elementwise import apply_rope, gelu
-from .table import Array, Call, iota, number, rule
+from .table import Array, JaxCall, iota, number, rule
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -20,12 +20,12 @@ ACTIVATIONS = {
 
 
 @rule("matmul")
-def _matmul(c: Call) -> Array:
+def _matmul(c: JaxCall) -> Array:
     return jnp.matmul(c.wide(c.fill(0, [-1], 0)), c.wide(c.fill(1, [-2], 0))).astype(c.dtype)
 
 
 @rule("linear")
-def _linear(c: Call) -> Array:
+def _linear(c: JaxCall) -> Array:
     x, w = c.wide(c.fill(0, [-1], 0)), c.fill(1, [-1], 0).astype(c.dtype)
     y = lax.dot_general(x, c.wide(w), (((x.ndim - 1,), (1,)), ((), ())))
     if (bias := c.operand(2)) is not None:
@@ -54,7 +54,7 @@ def attend(q: Array, k: Array, v: Array, scale: Array, visible: Array | None, bi
 
 
 @rule("sdpa")
-def _sdpa(c: Call) -> Array:
+def _sdpa(c: JaxCall) -> Array:
     q, k = c.wide(c.fill(0, [-1], 0)), c.wide(c.fill(1, [-1], 0))
     v, mask = c.wide(c.fill(2, [-2], 0)), c.operand(3)
     width = c.size(0, -1)
@@ -77,7 +77,7 @@ def _sdpa(c: Call) -> Array:
 
 
 @rule("cached_attention")
-def _cached_attention(c: Call) -> tuple[Array, Array, Array]:
+def _cached_attention(c: JaxCall) -> tuple[Array, Array, Array]:
     """The result and both updated caches, with the new rows at the position."""
     q, k, v, position, keys, values, *rope = c.ins
     q, k = (apply_rope(x, *rope) for x in (q, k)) if rope else (q, k)

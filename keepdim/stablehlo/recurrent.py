@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .table import Array, Call, iota, rule
+from .table import Array, JaxCall, iota, rule
 
 sigmoid = jax.nn.sigmoid
 ScanStep = Callable[[Array, Array, list[Array]], list[Array]]
 
 
-def scan(step: ScanStep) -> Callable[[Call], Array]:
+def scan(step: ScanStep) -> Callable[[JaxCall], Array]:
     """A scan, from the end if `reverse`; steps in the padding leave the state unchanged."""
 
-    def call(c: Call) -> Array:
+    def call(c: JaxCall) -> Array:
         gates, w, bias = c.wide(c.ins[0]), c.wide(c.ins[1]), c.operand(2)
         steps = c.size(0, 0)
 

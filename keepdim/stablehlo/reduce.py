@@ -11,23 +11,23 @@ import numpy as np
 from jax import lax
 
 from .elementwise import floats
-from .table import Array, Call, Scalar, highest, iota, lowest, nonempty, number, rule
+from .table import Array, JaxCall, Scalar, highest, iota, lowest, nonempty, number, rule
 
 
-def axes_of(c: Call) -> tuple[int, ...]:
+def axes_of(c: JaxCall) -> tuple[int, ...]:
     """The dims that are reduced."""
     return tuple(c.each("dims"))
 
 
-def kept(c: Call) -> bool:
+def kept(c: JaxCall) -> bool:
     """Whether reduced dims are kept as 1, by the result's rank."""
     return len(c.dims) == len(c.given[0])
 
 
-def reduction(f: Callable[..., Array], neutral: Callable[[np.dtype], Scalar]) -> Callable[[Call], Array]:
+def reduction(f: Callable[..., Array], neutral: Callable[[np.dtype], Scalar]) -> Callable[[JaxCall], Array]:
     """A reduction, with padding filled by its neutral element."""
 
-    def call(c: Call) -> Array:
+    def call(c: JaxCall) -> Array:
         x = c.fill(0, axes_of(c), neutral(c.ins[0].dtype))
         return f(c.wide(x), axis=axes_of(c), keepdims=kept(c)).astype(c.dtype)
 
@@ -42,34 +42,34 @@ rule("any")(reduction(jnp.any, lambda _: False))
 rule("all")(reduction(jnp.all, lambda _: True))
 
 
-def count(c: Call, axes: tuple[int, ...], dtype: np.dtype) -> Array:
+def count(c: JaxCall, axes: tuple[int, ...], dtype: np.dtype) -> Array:
     """The number of reduced elements."""
     return number(prod(c.size(0, a) for a in axes), dtype)
 
 
-def mean(c: Call, x: Array, axes: tuple[int, ...], keep: bool) -> Array:
+def mean(c: JaxCall, x: Array, axes: tuple[int, ...], keep: bool) -> Array:
     """The mean over dims of the first operand; the padding of x may be anything."""
     x = c.sizes.fill(x, c.given[0], axes, 0)
     return jnp.sum(x, axis=axes, keepdims=keep) / count(c, axes, x.dtype)
 
 
 @rule("mean")
-def _mean(c: Call) -> Array:
+def _mean(c: JaxCall) -> Array:
     return mean(c, c.wide(c.ins[0]), axes_of(c), kept(c)).astype(c.dtype)
 
 
 @rule("var")
-def _var(c: Call) -> Array:
+def _var(c: JaxCall) -> Array:
     x, axes = c.wide(c.ins[0]), axes_of(c)
     off = c.sizes.fill(x - mean(c, x, axes, True), c.given[0], axes, 0)
     left = jnp.maximum(count(c, axes, x.dtype) - number(c.attr("correction"), x.dtype), 0)
     return (jnp.sum(off * off, axis=axes, keepdims=kept(c)) / left).astype(c.dtype)
 
 
-def arg_reduction(f: Callable[..., Array], neutral: Callable[[np.dtype], Scalar]) -> Callable[[Call], Array]:
+def arg_reduction(f: Callable[..., Array], neutral: Callable[[np.dtype], Scalar]) -> Callable[[JaxCall], Array]:
     """argmax or argmin: the position in the flattened reduced dims."""
 
-    def call(c: Call) -> Array:
+    def call(c: JaxCall) -> Array:
         dims, axes = c.given[0], axes_of(c)
         x = c.fill(0, axes, neutral(c.ins[0].dtype))
         x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
@@ -92,8 +92,8 @@ rule("argmin")(arg_reduction(jnp.argmin, highest))
 
 
 # ---------------------------------------------------------------- along a dim
-def softmax(f: Callable[..., Array]) -> Callable[[Call], Array]:
-    def call(c: Call) -> Array:
+def softmax(f: Callable[..., Array]) -> Callable[[JaxCall], Array]:
+    def call(c: JaxCall) -> Array:
         if not c.dims:
             return f(c.ins[0].reshape(1), axis=0).reshape(())
         return f(c.wide(c.fill(0, [c.known("dim")], -jnp.inf)), axis=c.known("dim")).astype(c.dtype)
@@ -105,10 +105,10 @@ rule("softmax")(softmax(jax.nn.softmax))
 rule("log_softmax")(softmax(jax.nn.log_softmax))
 
 
-def cumulative(f: Callable[..., Array]) -> Callable[[Call], Array]:
+def cumulative(f: Callable[..., Array]) -> Callable[[JaxCall], Array]:
     """A cumulative op; padding is at the end and does not affect what is before it."""
 
-    def call(c: Call) -> Array:
+    def call(c: JaxCall) -> Array:
         if not c.dims:
             return c.ins[0]
         x, axis = c.wide(c.ins[0]), c.known("dim")
@@ -122,7 +122,7 @@ rule("cumprod")(cumulative(lambda x, axis: lax.cumprod(x, axis)))
 
 
 @rule("argsort")
-def _argsort(c: Call) -> Array:
+def _argsort(c: JaxCall) -> Array:
     x, axis, down = c.ins[0], c.known("dim"), c.attr("descending", False)
     if not c.dims:
         return jnp.zeros((), c.dtype)
@@ -138,13 +138,13 @@ def _argsort(c: Call) -> Array:
 
 
 # ---------------------------------------------------------------- norms
-def _last_axes(c: Call) -> tuple[int, ...]:
+def _last_axes(c: JaxCall) -> tuple[int, ...]:
     rank = len(c.given[0])
     return tuple(range(rank - c.known("axes"), rank))
 
 
 @rule("layer_norm")
-def _layer_norm(c: Call) -> Array:
+def _layer_norm(c: JaxCall) -> Array:
     x, axes = c.wide(c.ins[0]), _last_axes(c)
     x = x - mean(c, x, axes, True)
     x = x * lax.rsqrt(mean(c, x * x, axes, True) + number(c.attr("eps"), x.dtype))
@@ -152,13 +152,13 @@ def _layer_norm(c: Call) -> Array:
 
 
 @rule("rms_norm")
-def _rms_norm(c: Call) -> Array:
+def _rms_norm(c: JaxCall) -> Array:
     x, axes = c.wide(c.ins[0]), _last_axes(c)
     x = x * lax.rsqrt(mean(c, x * x, axes, True) + number(c.attr("eps"), x.dtype))
     return scaled(c, x, x.ndim - len(axes))
 
 
-def scaled(c: Call, x: Array, axis: int) -> Array:
+def scaled(c: JaxCall, x: Array, axis: int) -> Array:
     """Times the second operand, plus the third, if present; their first dim is `axis` of x."""
     for i, f in ((1, jnp.multiply), (2, jnp.add)):
         if (w := c.operand(i)) is not None:
@@ -167,7 +167,7 @@ def scaled(c: Call, x: Array, axis: int) -> Array:
 
 
 @rule("group_norm")
-def _group_norm(c: Call) -> Array:
+def _group_norm(c: JaxCall) -> Array:
     dims, groups = c.given[0], c.dim("groups")
     grouped = (dims[0], groups, dims[1] // groups, *dims[2:])
     x = c.sizes.reshape(c.wide(c.ins[0]), dims, grouped)
@@ -183,7 +183,7 @@ def _group_norm(c: Call) -> Array:
 
 
 @rule("batch_norm")
-def _batch_norm(c: Call) -> Array:
+def _batch_norm(c: JaxCall) -> Array:
     x = c.wide(c.ins[0])
     mean_of, var = (c.wide(c.ins[i]).reshape(-1, *[1] * (x.ndim - 2)) for i in (3, 4))
     return scaled(c, (x - mean_of) * lax.rsqrt(var + number(c.attr("eps"), x.dtype)), 1)

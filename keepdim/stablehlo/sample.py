@@ -11,7 +11,7 @@ from jax import lax
 from ..shapes.dim import Dim
 from .conv_pool import _cubic
 from .gather_scatter import rows_of
-from .table import Array, Call, iota, nonempty, number, rule, take
+from .table import Array, JaxCall, iota, nonempty, number, rule, take
 
 
 def _reflected(position: Array, low: Array | float, high: Array | float) -> Array:
@@ -26,7 +26,7 @@ def _reflected(position: Array, low: Array | float, high: Array | float) -> Arra
 class Grid:
     """Positions of a sampling grid in an image of sizes n."""
 
-    def __init__(self, c: Call):
+    def __init__(self, c: JaxCall):
         self.c, self.rank = c, len(c.dims) - 2
         self.corners, self.padding = c.attr("align_corners"), c.attr("padding_mode")
         self.n = [c.size(0, d + 2) for d in range(self.rank)]
@@ -56,7 +56,7 @@ class Grid:
 
 
 @rule("grid_sample")
-def _grid_sample(c: Call) -> Array:
+def _grid_sample(c: JaxCall) -> Array:
     g, mode = Grid(c), c.attr("mode")
     positions = [g.position(d, clipped=mode != "bicubic") for d in range(g.rank)]
     if mode == "nearest":
@@ -77,7 +77,7 @@ def _grid_sample(c: Call) -> Array:
 
 
 @rule("fold")
-def _fold(c: Call) -> Array:
+def _fold(c: JaxCall) -> Array:
     kernel, stride, pad, dilation = (c.each(k) for k in ("kernel", "stride", "padding", "dilation"))
     batched = len(c.given[0]) == 3
     x = c.fill(0, [-1], 0)
@@ -114,13 +114,13 @@ def _distance(off: Array, p: float, axis: int) -> Array:
 
 
 @rule("cdist")
-def _cdist(c: Call) -> Array:
+def _cdist(c: JaxCall) -> Array:
     x, y = c.fill(0, [-1], 0), c.fill(1, [-1], 0)
     return _distance(x[..., :, None, :] - y[..., None, :, :], c.attr("p"), -1)
 
 
 @rule("pdist")
-def _pdist(c: Call) -> Array:
+def _pdist(c: JaxCall) -> Array:
     """Pairs of rows i < j in order: pair k of row i is k - (pairs of the rows before it)."""
     x, n = c.fill(0, [-1], 0), c.size(0, 0)
     k, i = iota(c.extents, 0), jnp.zeros(c.extents, jnp.int32)
@@ -133,7 +133,7 @@ def _pdist(c: Call) -> Array:
 
 # ---------------------------------------------------------------- bags
 @rule("embedding_bag")
-def _embedding_bag(c: Call) -> Array:
+def _embedding_bag(c: JaxCall) -> Array:
     table, index, offsets, weights = (c.operand(i) for i in range(4))
     count, position = c.size(1, 0), iota([index.shape[0]], 0)
     bags = c.extents[0]

@@ -10,31 +10,31 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..shapes.dim import Dim
-from .table import Array, Call, along, iota, nonempty, number, product, rule, take
+from .table import Array, JaxCall, along, iota, nonempty, number, product, rule, take
 
 
 @rule("reshape")
-def _reshape(c: Call) -> Array:
+def _reshape(c: JaxCall) -> Array:
     return c.sizes.reshape(c.ins[0], c.given[0], c.dims)
 
 
 @rule("permute")
-def _permute(c: Call) -> Array:
+def _permute(c: JaxCall) -> Array:
     return jnp.transpose(c.ins[0], c.each("dims"))
 
 
 @rule("expand")
-def _expand(c: Call) -> Array:
+def _expand(c: JaxCall) -> Array:
     return jnp.broadcast_to(c.spread(0), c.extents)
 
 
 @rule("full")
-def _full(c: Call) -> Array:
+def _full(c: JaxCall) -> Array:
     return jnp.full(c.extents, number(c.attr("value"), c.dtype), c.dtype)
 
 
 @rule("arange")
-def _arange(c: Call) -> Array:
+def _arange(c: JaxCall) -> Array:
     wide = jnp.float64 if jnp.issubdtype(c.dtype, jnp.floating) else jnp.int64
     position = iota(c.extents, 0).astype(wide)  # 32 bits without x64
     return (position * number(c.attr("step"), position.dtype) + number(c.attr("start"), position.dtype)).astype(c.dtype)
@@ -42,7 +42,7 @@ def _arange(c: Call) -> Array:
 
 # ---------------------------------------------------------------- pieces
 @rule("cat")
-def _cat(c: Call) -> Array:
+def _cat(c: JaxCall) -> Array:
     axis, every = c.known("dim"), range(len(c.ins))
     if c.exact(*every):
         return lax.concatenate(c.ins, axis)
@@ -56,7 +56,7 @@ def _cat(c: Call) -> Array:
 
 
 @rule("slice")
-def _slice(c: Call) -> Array:
+def _slice(c: JaxCall) -> Array:
     axis, start, step = c.known("dim"), c.dim("start"), c.dim("step")
     x, n = c.ins[0], c.extents[axis]
     if c.exact(0) and step.value is not None:
@@ -67,12 +67,12 @@ def _slice(c: Call) -> Array:
 
 
 @rule("select")
-def _select(c: Call) -> Array:
+def _select(c: JaxCall) -> Array:
     return lax.dynamic_index_in_dim(c.ins[0], c.attr("index"), c.known("dim"), keepdims=False)
 
 
 @rule("slice_scatter")
-def _slice_scatter(c: Call) -> Array:
+def _slice_scatter(c: JaxCall) -> Array:
     axis, step, src = c.known("dim"), c.attr("step"), c.ins[1]
     off = iota([c.extents[axis]], 0) - c.attr("start")
     index = off // step
@@ -83,7 +83,7 @@ def _slice_scatter(c: Call) -> Array:
 
 
 @rule("flip")
-def _flip(c: Call) -> Array:
+def _flip(c: JaxCall) -> Array:
     x = c.ins[0]
     for a in c.each("dims"):
         exact = c.sizes.exact(c.dims[a])
@@ -91,8 +91,8 @@ def _flip(c: Call) -> Array:
     return x
 
 
-def triangle(lower: bool) -> Callable[[Call], Array]:
-    def call(c: Call) -> Array:
+def triangle(lower: bool) -> Callable[[JaxCall], Array]:
+    def call(c: JaxCall) -> Array:
         x = c.ins[0]
         off = iota(x.shape, x.ndim - 1) - iota(x.shape, x.ndim - 2) - c.attr("diagonal")
         return jnp.where(off <= 0 if lower else off >= 0, x, jnp.zeros((), x.dtype))
@@ -105,7 +105,7 @@ rule("triu")(triangle(lower=False))
 
 
 @rule("diagonal")
-def _diagonal(c: Call) -> Array:
+def _diagonal(c: JaxCall) -> Array:
     first, second = c.each("dims")
     rest = [a for a in range(len(c.given[0])) if a not in (first, second)]
     x = jnp.transpose(c.ins[0], (*rest, first, second))
@@ -115,7 +115,7 @@ def _diagonal(c: Call) -> Array:
 
 
 @rule("unfold")
-def _unfold(c: Call) -> Array:
+def _unfold(c: JaxCall) -> Array:
     axis, x = c.known("dim"), c.ins[0]
     count, width = c.extents[axis], c.extents[-1]
     position = iota([count, width], 0) * c.attr("step") + iota([count, width], 1)
@@ -123,7 +123,7 @@ def _unfold(c: Call) -> Array:
 
 
 @rule("as_strided")
-def _as_strided(c: Call) -> Array:
+def _as_strided(c: JaxCall) -> Array:
     dims = c.given[0]
     flat = c.sizes.reshape(c.ins[0], dims, (product(dims),))
     position = jnp.full(c.extents, c.attr("offset"), jnp.int32)
@@ -134,7 +134,7 @@ def _as_strided(c: Call) -> Array:
 
 # ---------------------------------------------------------------- padding
 @rule("pad")
-def _pad(c: Call) -> Array:
+def _pad(c: JaxCall) -> Array:
     x, mode, before = c.ins[0], c.attr("mode"), c.node.attrs["before"]
     first = len(c.dims) - len(before)
     if mode == "constant" and c.exact(0) and all(b.value is not None for b in before):

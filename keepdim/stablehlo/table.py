@@ -123,7 +123,7 @@ def product(dims: Sequence[Dim]) -> Dim:
     return math.prod(dims, start=Dim.const(1))
 
 
-class Call:
+class JaxCall:
     """One node: its operands with their dims, its attributes, and its result's spec."""
 
     def __init__(
@@ -222,7 +222,7 @@ class Call:
         return x.astype(jnp.float32) if x.dtype in FLOAT16S else x
 
 
-JaxRule = Callable[[Call], Array]
+JaxRule = Callable[[JaxCall], Array]
 RULES: dict[str, JaxRule] = {}
 
 

@@ -41,7 +41,7 @@ bool has_type(char letter, Tag tag) {
 
 Tag element_tag(int8_t dtype) { return dtype == kBoolType ? Tag::boolean : is_float_type(dtype) ? Tag::number : Tag::integer; }
 
-bool arguments_over_sizes(const Call& c) {
+bool arguments_over_sizes(const InstructionEffect& c) {
   bool over_sizes = c.kernel == "aten::sym_size.int";
   if (!over_sizes) kernel_signature(c.kernel, &over_sizes);
   return over_sizes;
@@ -59,7 +59,7 @@ void MethodVerifier::read_chain(const Table& chain) {
     const Table instruction = chain.element(*list, i);
     const auto args = instruction.table(1);
     if (!args) damaged(method_ + label("instruction", i) + " is missing");
-    Call call;
+    InstructionEffect call;
     switch (instruction.scalar<uint8_t>(0)) {
       case 1: read_kernel(*args, call); break;
       case 2: read_delegate_call(*args, call); break;
@@ -80,7 +80,7 @@ void MethodVerifier::add_writer(size_t value) {
   writer = writer == kNoWriter ? instruction_ : kManyWriters;
 }
 
-void MethodVerifier::add_reads(size_t value, Call& call) {
+void MethodVerifier::add_reads(size_t value, InstructionEffect& call) {
   values_[value].used = true;
   if (values_[value].tag == Tag::tensor) call.reads.push_back(value);
   if (values_[value].tag == Tag::int_list) return;
@@ -89,13 +89,13 @@ void MethodVerifier::add_reads(size_t value, Call& call) {
   }
 }
 
-void MethodVerifier::add_writes(size_t value, Call& call) {
+void MethodVerifier::add_writes(size_t value, InstructionEffect& call) {
   add_reads(value, call);
   if (values_[value].tag == Tag::tensor) call.writes.push_back(value);
   for (int64_t item : values_[value].items) call.writes.push_back(static_cast<size_t>(item));
 }
 
-void MethodVerifier::read_kernel(const Table& table, Call& call) {
+void MethodVerifier::read_kernel(const Table& table, InstructionEffect& call) {
   call.kernel = operators_[checked_index(table.scalar<int32_t>(0), operators_.size(), method_ + "kernel")];
   if (!table.vector<int32_t>(1)) damaged(method_ + "calls " + call.kernel + " without arguments");
   call.args = read_indices(table.vector<int32_t>(1), "argument of " + call.kernel);
@@ -110,11 +110,11 @@ void MethodVerifier::read_kernel(const Table& table, Call& call) {
   for (size_t arg : call.args) add_reads(arg, call);  // custom kernel: it checks its own arguments
 }
 
-void MethodVerifier::wrong_arguments(const Call& call) {
+void MethodVerifier::wrong_arguments(const InstructionEffect& call) {
   damaged(method_ + "calls " + call.kernel + " with other arguments than it takes");
 }
 
-void MethodVerifier::check_size_of(Call& call) {
+void MethodVerifier::check_size_of(InstructionEffect& call) {
   const auto& a = call.args;
   if (a.size() != 3 || values_[a[0]].tag != Tag::tensor || values_[a[1]].tag != Tag::integer || values_[a[2]].tag != Tag::integer)
     wrong_arguments(call);
@@ -124,7 +124,7 @@ void MethodVerifier::check_size_of(Call& call) {
   add_writer(a[2]);
 }
 
-void MethodVerifier::check_view(Call& call) {
+void MethodVerifier::check_view(InstructionEffect& call) {
   const auto& a = call.args;
   if (a.size() != 3 || values_[a[0]].tag != Tag::tensor || values_[a[1]].tag != Tag::int_list || values_[a[2]].tag != Tag::tensor)
     wrong_arguments(call);
@@ -132,7 +132,7 @@ void MethodVerifier::check_view(Call& call) {
   alias_memory(a[0], a[2], call);
 }
 
-void MethodVerifier::check_scalars(Call& call, std::string_view letters) {
+void MethodVerifier::check_scalars(InstructionEffect& call, std::string_view letters) {
   const auto& a = call.args;
   if (a.size() != letters.size()) wrong_arguments(call);
   bool floats = false;
@@ -158,7 +158,7 @@ void MethodVerifier::check_scalars(Call& call, std::string_view letters) {
 }
 
 // ExecuTorch's pooling kernels loop over the whole window for every output, even outside of the input: bound its size.
-void MethodVerifier::check_window(const Call& call) {
+void MethodVerifier::check_window(const InstructionEffect& call) {
   if (call.args.size() < 2 || values_[call.args[1]].tag != Tag::int_list) return;  // backward kernels have it at another position
   int64_t area = 1;
   for (int64_t item : values_[call.args[1]].items) {
@@ -169,7 +169,7 @@ void MethodVerifier::check_window(const Call& call) {
 }
 
 // Checks arguments and results. A call repeats its out arguments as results, directly or in one list.
-void MethodVerifier::check_types(Call& call, std::string_view letters, bool results) {
+void MethodVerifier::check_types(InstructionEffect& call, std::string_view letters, bool results) {
   size_t i = 0;
   std::vector<size_t> written;
   for (size_t k = 0; k < letters.size(); ++k, ++i) {
@@ -200,7 +200,7 @@ void MethodVerifier::check_types(Call& call, std::string_view letters, bool resu
   if (list.items != expected) wrong_arguments(call);
 }
 
-void MethodVerifier::read_delegate_call(const Table& table, Call& call) {
+void MethodVerifier::read_delegate_call(const Table& table, InstructionEffect& call) {
   const size_t i = checked_index(table.scalar<int32_t>(0), delegates_.size(), method_ + "delegate");
   if (!table.vector<int32_t>(1)) damaged(method_ + "calls a delegate without arguments");
   call.args = read_indices(table.vector<int32_t>(1), "argument of a delegate");
@@ -225,7 +225,7 @@ void MethodVerifier::read_delegate_call(const Table& table, Call& call) {
   }
 }
 
-void MethodVerifier::read_move(const Table& table, Call& call) {
+void MethodVerifier::read_move(const Table& table, InstructionEffect& call) {
   const size_t from = value_index(table.scalar<int32_t>(0), "value to move"),
                to = value_index(table.scalar<int32_t>(1), "place to move to");
   if (values_[from].tag != values_[to].tag || values_[from].tag >= Tag::string) {
@@ -243,13 +243,13 @@ void MethodVerifier::read_move(const Table& table, Call& call) {
 }
 
 // `to` gets the memory of `from`. Not allowed for inputs: the next call would write its input into the memory of `from`.
-void MethodVerifier::alias_memory(size_t from, size_t to, Call& call) {
+void MethodVerifier::alias_memory(size_t from, size_t to, InstructionEffect& call) {
   if (values_[to].input) damaged(method_ + label("value", to) + " is an input, and would get the memory of another value");
   call.reads.push_back(from);
   call.aliases.emplace_back(from, to);
 }
 
-void MethodVerifier::read_jump(const Table& table, Call& call, size_t first, size_t count) {
+void MethodVerifier::read_jump(const Table& table, InstructionEffect& call, size_t first, size_t count) {
   const size_t condition = value_index(table.scalar<int32_t>(0), "condition");
   const FileValue& v = values_[condition];
   if (v.tag != Tag::boolean && (v.tag != Tag::tensor || v.dtype != kBoolType))
@@ -267,7 +267,7 @@ void MethodVerifier::check_loop(size_t jump, size_t first) {
   const auto refuse = [&] { damaged(method_ + "has a loop that may not end"); };
   if ((check_steps_ += calls_.size()) > kMaxCheckSteps) damaged(method_ + "has too many loops");
   if (jump < first + 2 || calls_[jump].jump < first || calls_[jump].jump + 2 >= jump) refuse();
-  const Call &compare = calls_[jump - 1], &count = calls_[jump - 2], &take = calls_[calls_[jump].jump];
+  const InstructionEffect &compare = calls_[jump - 1], &count = calls_[jump - 2], &take = calls_[calls_[jump].jump];
   if (compare.kernel != "executorch_prim::eq.Scalar" || count.kernel != "executorch_prim::add.Scalar" ||
       take.kernel != "aten::select_copy.int_out")
     refuse();
@@ -276,11 +276,11 @@ void MethodVerifier::check_loop(size_t jump, size_t first) {
   must_not_change_.push_back(one);
   if (values_[i].number != 0 || values_[one].number != 1 || values_[i].tag != Tag::integer || values_[one].tag != Tag::integer)
     refuse();
-  const auto writes = [&](const Call& c, size_t value) {
+  const auto writes = [&](const InstructionEffect& c, size_t value) {
     return c.condition == SIZE_MAX && !c.kernel.empty() && arguments_over_sizes(c) && c.args.back() == value;
   };
   for (size_t k = first; k < calls_.size(); ++k) {
-    const Call& c = calls_[k];
+    const InstructionEffect& c = calls_[k];
     if (k == jump - 2 || !writes(c, i)) continue;
     const bool inside = k >= calls_[jump].jump && k < jump;
     const bool resets =
@@ -294,12 +294,12 @@ void MethodVerifier::check_loop(size_t jump, size_t first) {
 
 // No writes to constants (mapped read-only) or to aliases, whose memory may be smaller.
 void MethodVerifier::check_writes(const std::vector<size_t>& inputs) {
-  for (const Call& call : calls_) {
+  for (const InstructionEffect& call : calls_) {
     for (const auto& [from, to] : call.aliases) values_[to].read_only = true;
   }
   std::unordered_map<size_t, size_t> positions;
   for (size_t i = 0; i < inputs.size(); ++i) positions.emplace(inputs[i], i);
-  for (const Call& call : calls_) {
+  for (const InstructionEffect& call : calls_) {
     for (size_t value : call.writes) {
       if (values_[value].read_only) damaged(method_ + label("value", value) + " is written, and is a constant or a view");
       if (const auto it = positions.find(value); it != positions.end() && !values_[value].planned_input)
@@ -320,7 +320,7 @@ void MethodVerifier::check_memory(const std::vector<size_t>& outputs) {
     if (values_[i].tag == Tag::tensor && !values_[i].memory) unallocated.emplace(i, unallocated.size());
   }
   size_t jumps = 0;
-  for (const Call& call : calls_) {
+  for (const InstructionEffect& call : calls_) {
     for (const auto& [from, to] : call.aliases) unallocated.emplace(to, unallocated.size());
     jumps += call.condition != SIZE_MAX;
   }
@@ -345,7 +345,7 @@ void MethodVerifier::check_memory(const std::vector<size_t>& outputs) {
       reached = true;
     }
     if (i == calls_.size()) break;
-    const Call& call = calls_[i];
+    const InstructionEffect& call = calls_[i];
     for (size_t value : call.reads) check_allocated(value);
     for (const auto& [from, to] : call.aliases) {
       if (const auto it = unallocated.find(to); it != unallocated.end()) allocated[it->second] = true;

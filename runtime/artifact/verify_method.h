@@ -70,7 +70,7 @@ struct FileValue {
 };
 
 // Effect of one instruction: values read and written, and control flow.
-struct Call {
+struct InstructionEffect {
   std::string kernel;
   std::vector<size_t> args;                        // kernel arguments
   std::vector<size_t> reads, writes;               // tensors that must be allocated; the written ones among them
@@ -117,19 +117,19 @@ class MethodVerifier {
   // verify_calls.cpp: instructions, and checks of the whole method.
   void read_chain(const Table& chain);
   void add_writer(size_t value);
-  void add_reads(size_t value, Call& call);
-  void add_writes(size_t value, Call& call);
-  void read_kernel(const Table& table, Call& call);
-  [[noreturn]] void wrong_arguments(const Call& call);
-  void check_size_of(Call& call);
-  void check_view(Call& call);
-  void check_scalars(Call& call, std::string_view letters);
-  void check_window(const Call& call);
-  void check_types(Call& call, std::string_view letters, bool results);
-  void read_delegate_call(const Table& table, Call& call);
-  void read_move(const Table& table, Call& call);
-  void alias_memory(size_t from, size_t to, Call& call);
-  void read_jump(const Table& table, Call& call, size_t first, size_t count);
+  void add_reads(size_t value, InstructionEffect& call);
+  void add_writes(size_t value, InstructionEffect& call);
+  void read_kernel(const Table& table, InstructionEffect& call);
+  [[noreturn]] void wrong_arguments(const InstructionEffect& call);
+  void check_size_of(InstructionEffect& call);
+  void check_view(InstructionEffect& call);
+  void check_scalars(InstructionEffect& call, std::string_view letters);
+  void check_window(const InstructionEffect& call);
+  void check_types(InstructionEffect& call, std::string_view letters, bool results);
+  void read_delegate_call(const Table& table, InstructionEffect& call);
+  void read_move(const Table& table, InstructionEffect& call);
+  void alias_memory(size_t from, size_t to, InstructionEffect& call);
+  void read_jump(const Table& table, InstructionEffect& call, size_t first, size_t count);
   void check_loop(size_t jump, size_t first);
   void check_writes(const std::vector<size_t>& inputs);
   void check_memory(const std::vector<size_t>& outputs);
@@ -140,7 +140,7 @@ class MethodVerifier {
   std::vector<FileValue> values_;
   std::vector<std::string> operators_;
   std::vector<DelegateShape> delegates_;
-  std::vector<Call> calls_;
+  std::vector<InstructionEffect> calls_;
   std::vector<size_t> must_not_change_;  // values that no instruction may write
   int64_t instruction_ = 0;              // current instruction
   size_t check_steps_ = 0;               // work of superlinear checks, over all methods

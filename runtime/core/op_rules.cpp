@@ -76,14 +76,14 @@ constexpr Attrs kBag = {
 constexpr TypeMask kReal = kF32 | bit(DType::f64);
 constexpr TypeMask kStates = kFloat32Or16 | bit(DType::q8_0);
 
-constexpr Rule unary(TypeMask types, Attrs attrs = {}, bool widen = false) { return {1, 1, 0, "T>T", types, attrs, widen}; }
-constexpr Rule binary(TypeMask types) { return {1, 2, 0, "TT>T", types, kOther}; }
-constexpr Rule comparison(TypeMask types) { return {1, 2, 0, "TT>b", types, kOther}; }
-constexpr Rule source(TypeMask types, Attrs attrs) { return {0, 0, 0, ">T", types, attrs}; }
+constexpr OpRule unary(TypeMask types, Attrs attrs = {}, bool widen = false) { return {1, 1, 0, "T>T", types, attrs, widen}; }
+constexpr OpRule binary(TypeMask types) { return {1, 2, 0, "TT>T", types, kOther}; }
+constexpr OpRule comparison(TypeMask types) { return {1, 2, 0, "TT>b", types, kOther}; }
+constexpr OpRule source(TypeMask types, Attrs attrs) { return {0, 0, 0, ">T", types, attrs}; }
 
 struct Op {
   const char* name;
-  Rule rule;
+  OpRule rule;
 };
 constexpr Op kOps[] = {
     // elementwise
@@ -237,7 +237,7 @@ bool is_quantised_or_16bit(DType dtype) { return is_quantised(dtype) || dtype ==
 struct Check {
   const Program& program;
   const Node& node;
-  const Rule& rule;
+  const OpRule& rule;
 
   [[noreturn]] void refuse(const std::string& fact) const {
     const std::string name = node.outs.empty() ? "" : " '" + program.values[node.outs[0]].name + "'";
@@ -386,7 +386,7 @@ void check_nodes(const Program& program, const std::vector<Node>& nodes, const E
       check_cond(program, node, ops);
       continue;
     }
-    const Rule* rule = find_rule(node.op);
+    const OpRule* rule = find_rule(node.op);
     if (!rule || !ops.has(node.op))
       fail(Code::not_supported, "[load] " + program.describe(node) + ": " + ops.engine + " does not support this op.");
     Check{program, node, *rule}.all();
@@ -395,16 +395,16 @@ void check_nodes(const Program& program, const std::vector<Node>& nodes, const E
 
 }  // namespace
 
-char Rule::type_of(size_t operand) const {
+char OpRule::type_of(size_t operand) const {
   const size_t count = std::strchr(types, '>') - types;
   return types[std::min(operand, count - 1)];
 }
 
-char Rule::type_of_result() const { return std::strchr(types, '>')[1]; }
+char OpRule::type_of_result() const { return std::strchr(types, '>')[1]; }
 
-const Rule* find_rule(const std::string& op) {
+const OpRule* find_rule(const std::string& op) {
   static const auto index = [] {
-    std::unordered_map<std::string, const Rule*> map;
+    std::unordered_map<std::string, const OpRule*> map;
     for (const Op& each : kOps)
       if (!map.emplace(each.name, &each.rule).second)
         fail(Code::internal, std::string("[load] rules: two rules for the op ") + each.name + ".");
@@ -415,7 +415,7 @@ const Rule* find_rule(const std::string& op) {
 }
 
 bool is_data(const std::string& op, const std::string& attr) {
-  const Rule* rule = find_rule(op);
+  const OpRule* rule = find_rule(op);
   if (!rule) return false;
   return std::any_of(rule->attrs.begin(), rule->attrs.end(),
                      [&](const AttrRule& each) { return each.data && attr == each.name; });

@@ -52,7 +52,7 @@ struct AttrRule {
 // `types` has a letter per operand (the last one repeats), then > and the letter of the result. T: one dtype of `allowed`,
 // the same for all T; *: any dtype of `allowed`; b: bool; i: index (i64 or i32); l: i64; m: T or bool; S: state; w: T or, if the
 // compute type is f32, a 16-bit or quantised weight.
-struct Rule {
+struct OpRule {
   int min_ins, max_ins;  // max -1: any number
   uint8_t optional;      // bit i: operand i may be missing
   const char* types;
@@ -64,7 +64,7 @@ struct Rule {
   KEEPDIM_API char type_of_result() const;
 };
 
-KEEPDIM_API const Rule* find_rule(const std::string& op);  // nullptr if unknown
+KEEPDIM_API const OpRule* find_rule(const std::string& op);  // nullptr if unknown
 // Whether kernels read this attribute at run time; such a dim is not part of the plan key.
 KEEPDIM_API bool is_data(const std::string& op, const std::string& attr);
 

@@ -146,7 +146,7 @@ void Job::fail(int64_t position, const std::string& fact) const {
   error->set(this, position, "[run] " + node->op + " '" + *name + "': " + fact);
 }
 
-void* Pool::allocate(size_t bytes) {
+void* JobPool::allocate(size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
   if (bytes > left_) {
     const size_t chunk = std::max(bytes, std::min(kChunk, bytes_ + 2048));
@@ -456,7 +456,7 @@ void Build::start(const int64_t* sizes, size_t limit) {
 void Build::add_node(const ResolvedNode& node) {
   node_ = &node;
   widened_.clear();
-  const Rule& rule = *node.rule;
+  const OpRule& rule = *node.rule;
   const int32_t id = node.node->outs[0];
   const Tensor wanted = shape_of(id);
   out_ = wanted;

@@ -21,7 +21,7 @@
 namespace keepdim::ggml {
 
 // Bump allocator for jobs and tables, freed with the plan.
-class Pool {
+class JobPool {
  public:
   void* allocate(size_t bytes);
   template <class T>
@@ -51,7 +51,7 @@ struct PointerPatch {  // a pointer to set before a run: base + offset
 struct GgmlPlan final : Plan {
   std::vector<std::unique_ptr<char[]>> blocks;  // memory of the contexts
   std::vector<Context> contexts;
-  Pool pool;
+  JobPool pool;
   ggml_cgraph* graph = nullptr;
   ggml_cplan compute = {};
   int threads = 1;                // maximum worth using
@@ -84,7 +84,7 @@ void check(const Program& program);
 // A node with its builder, and its attributes in the order of its rule. Created once when a program is loaded.
 struct ResolvedNode {
   const OpBuilder* builder;
-  const Rule* rule;
+  const OpRule* rule;
   const Node* node;
   const Attr* attrs[8];
   const float* packed = nullptr;                   // packed weight, if it is a constant
@@ -130,7 +130,7 @@ class Build {
   const Tensor& in(size_t i) const { return widened_.empty() ? values_[node_->node->ins[i]] : widened_[i]; }
   const Tensor& out() const { return out_; }  // contiguous, not allocated yet
   const std::string& name() const { return program_.values[node_->node->outs[0]].name; }
-  const Rule& rule() const { return *node_->rule; }
+  const OpRule& rule() const { return *node_->rule; }
   const float* packed() const { return node_->packed; }
   bool winograd() const { return node_->winograd; }
   const Attr* attr(const char* name) const;  // nullptr if missing

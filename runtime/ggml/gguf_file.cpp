@@ -28,9 +28,9 @@ uint64_t number_bytes(uint32_t kind) {
   return kind < std::size(bytes) ? bytes[kind] : 0;
 }
 
-class Reader {
+class GgufReader {
  public:
-  explicit Reader(const std::string& path) : path_(path), chunk_(size_t{1} << 16) {
+  explicit GgufReader(const std::string& path) : path_(path), chunk_(size_t{1} << 16) {
     if (path.find('\0') != std::string::npos) refuse("its name holds a zero byte.");
     file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat info{};
@@ -41,8 +41,8 @@ class Reader {
     }
     size_ = static_cast<uint64_t>(info.st_size);
   }
-  ~Reader() { close(file_); }
-  Reader(const Reader&) = delete;
+  ~GgufReader() { close(file_); }
+  GgufReader(const GgufReader&) = delete;
 
   [[noreturn]] void refuse(const std::string& fact) const { fail(Code::invalid_argument, "[load] " + path_ + ": " + fact); }
   uint64_t offset() const { return offset_; }
@@ -98,7 +98,7 @@ class Reader {
   uint64_t size_ = 0, offset_ = 0, chunk_begin_ = 0, chunk_size_ = 0;
 };
 
-void skip_values(Reader& in, uint32_t kind, uint64_t count) {
+void skip_values(GgufReader& in, uint32_t kind, uint64_t count) {
   if (kind == static_cast<uint32_t>(Kind::string)) {
     in.check_left(count, sizeof(uint64_t), "texts");
     for (uint64_t i = 0; i < count; ++i) {
@@ -117,7 +117,7 @@ void skip_values(Reader& in, uint32_t kind, uint64_t count) {
 }
 
 // Checks the metadata fields. Returns the tensor alignment.
-uint32_t check_fields(Reader& in, uint64_t count) {
+uint32_t check_fields(GgufReader& in, uint64_t count) {
   in.check_left(count, 8 + 1 + 4 + 1, "fields");
   if (count > kMaxFields)
     in.refuse("has " + std::to_string(count) + " fields, more than " + std::to_string(kMaxFields) +
@@ -156,7 +156,7 @@ struct TensorSpan {
   uint64_t offset, bytes;
 };
 
-TensorSpan read_tensor(Reader& in) {
+TensorSpan read_tensor(GgufReader& in) {
   TensorSpan out{in.name("name of a tensor"), 0, 0};
   const std::string subject = "its tensor '" + out.name + "' ";
   const auto rank = in.read<uint32_t>("ranks");
@@ -187,7 +187,7 @@ TensorSpan read_tensor(Reader& in) {
 }  // namespace
 
 void check_gguf(const std::string& path) {
-  Reader in(path);
+  GgufReader in(path);
   if (in.left() < 24 || in.read<uint32_t>("bytes") != 0x46554747) in.refuse("is not a GGUF file.");
   const auto version = in.read<uint32_t>("bytes");
   if (version == 0x02000000 || version == 0x03000000) in.refuse("was written for processors of another byte order.");

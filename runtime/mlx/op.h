@@ -54,7 +54,7 @@ struct OpBuilder;
 struct Step {
   const Node* node;
   const OpBuilder* builder;
-  const Rule* rule;
+  const OpRule* rule;
   mx::Shape shape;                 // of the result
   DType dtype;                     // of the result
   std::vector<int32_t> last_uses;  // values whose last use is this step

@@ -111,7 +111,7 @@ def originals() -> dict[str, bytes]:
 
 
 # ---------------------------------------------------------------- mutations
-def sealed(body: bytes, weights: list[pte.Weight]) -> bytes:
+def sealed(body: bytes, weights: list[pte.StoredWeight]) -> bytes:
     """The bytes with a trailer that fits them, whatever they are."""
     kept = [w for w in weights if w.offset + w.size <= len(body)]
     spans = [(w.key, w.offset, w.size) for w in kept]
@@ -123,7 +123,7 @@ def sealed(body: bytes, weights: list[pte.Weight]) -> bytes:
 
 
 @cache
-def _parts(name: str) -> tuple[bytes, list[pte.Weight]]:
+def _parts(name: str) -> tuple[bytes, list[pte.StoredWeight]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.pte"
         path.write_bytes(originals()[name])
@@ -157,7 +157,7 @@ def forged(name: str, change: Callable[[Any], None]) -> bytes:
     if len(moved) > base:  # they are moved behind the larger program
         shift = (len(moved) - base + 4095) // 4096 * 4096
         moved = moved[:24] + (base + shift).to_bytes(8, "little") + moved[32:]
-        weights = [pte.Weight(w.key, w.offset + shift, w.size, w.sha256) for w in weights]
+        weights = [pte.StoredWeight(w.key, w.offset + shift, w.size, w.sha256) for w in weights]
         return sealed(moved.ljust(base + shift, b"\0") + body[base:], weights)
     return sealed(moved.ljust(base, b"\0") + body[base:], weights)
 

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class Call(NamedTuple):
+class ComparedCall(NamedTuple):
     """A size at which both models ran."""
 
     batch: int
@@ -82,17 +82,17 @@ class Call(NamedTuple):
     built: bool  # whether a plan was built, not reused
 
 
-def _calls(model: nn.Module, module: Module) -> Iterator[Call]:
+def _calls(model: nn.Module, module: Module) -> Iterator[ComparedCall]:
     for batch, length in SIZES:
         x = torch.randn(batch, length, 256)
         before = sum(c["built"] for c in module.counters())
         error = float((module(x) - model(x)).abs().max())
         built = sum(c["built"] for c in module.counters()) - before
         ours, eager = best_of(functools.partial(module, x)), best_of(functools.partial(model, x))
-        yield Call(batch, length, error, ours, eager, bool(built))
+        yield ComparedCall(batch, length, error, ours, eager, bool(built))
 
 
-def _print_table(calls: Iterable[Call]) -> None:
+def _print_table(calls: Iterable[ComparedCall]) -> None:
     out = sys.stdout
     out.write(f"{'batch x length':>14} {'max error':>10} {'ours':>9} {'eager':>9} {'ratio':>6}  plan\n")
     for c in calls:

@@ -23,7 +23,7 @@ const OpBuilder* find_builder(const std::string& op) {
   static const auto index = [] {
     std::unordered_map<std::string, const OpBuilder*> map;
     for (const OpBuilder& op : all_builders()) {
-      const Rule* rule = find_rule(op.name);
+      const OpRule* rule = find_rule(op.name);
       if (!rule || rule->attrs.size() > std::size(ResolvedNode{}.attrs))
         fail(Code::internal, std::string("[load] ggml: the op ") + op.name + " has no rule, or too many attributes.");
       if (!map.emplace(op.name, &op).second)

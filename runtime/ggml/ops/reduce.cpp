@@ -17,19 +17,19 @@ constexpr int64_t kChunkElements = 16384;  // elements per chunk
 // ---- reductions
 
 // Splits x into kept and reduced dims. `kept`: the kept dims, packed; `kept_ones`: the same with reduced dims of size 1.
-struct Reduction {
+struct ReducedDims {
   Tensor kept, kept_ones;
   int64_t strides[kMaxRank];  // of x along the kept dims
   Loop inner;                 // over the reduced dims
   int64_t count = 1;
 };
 
-Reduction reduction_of(Build& b, const Tensor& x, const Tensor& out) {
+ReducedDims reduction_of(Build& b, const Tensor& x, const Tensor& out) {
   const std::vector<int64_t> dims = b.sizes("dims");
   for (size_t i = 0; i < dims.size(); ++i)
     if (dims[i] < 0 || dims[i] >= x.rank || (i && dims[i] <= dims[i - 1]))
       b.refuse("dims are not sorted dims of " + dims_text(x) + ".");
-  Reduction p;
+  ReducedDims p;
   p.kept = p.kept_ones = x;
   p.kept.dtype = out.dtype;
   p.kept.rank = 0;
@@ -51,7 +51,7 @@ Reduction reduction_of(Build& b, const Tensor& x, const Tensor& out) {
 }
 
 // Chunk size along the first reduced dim; 0: not chunked. Depends on sizes only, for deterministic results.
-int64_t chunk_rows(const Reduction& p, int64_t width) {
+int64_t chunk_rows(const ReducedDims& p, int64_t width) {
   const int last = p.kept.rank - 1;
   // Adjacent results, as the channels of a channels-last image, are computed together.
   const bool adjacent = last >= 0 && p.strides[last] == width && p.inner.strides[1][p.inner.rank - 1] != width;
@@ -62,7 +62,7 @@ int64_t chunk_rows(const Reduction& p, int64_t width) {
 }
 
 // Partial results [chunks, kept count].
-Tensor chunk_results(const Reduction& p, DType dtype, int64_t chunk) {
+Tensor chunk_results(const ReducedDims& p, DType dtype, int64_t chunk) {
   Tensor t = p.kept;
   t.dtype = dtype;
   t.rank = 2;
@@ -73,7 +73,7 @@ Tensor chunk_results(const Reduction& p, DType dtype, int64_t chunk) {
 }
 
 // Creates a job that reduces x, in chunks of `chunk` if not 0.
-ReduceJob* reduce_job(Build& b, const Reduction& p, int64_t width, int64_t chunk, const Tensor* shift = nullptr) {
+ReduceJob* reduce_job(Build& b, const ReducedDims& p, int64_t width, int64_t chunk, const Tensor* shift = nullptr) {
   auto* job = b.make<ReduceJob>();
   job->inner = p.inner;
   job->count = p.count;
@@ -92,7 +92,7 @@ ReduceJob* reduce_job(Build& b, const Reduction& p, int64_t width, int64_t chunk
 }
 
 // out = fn over the reduced dims / divisor; `shift` has the kept dims, packed.
-Tensor reduce_to(Build& b, ReduceFn fn, const Reduction& p, const Tensor& x, Tensor out, double divisor = 1,
+Tensor reduce_to(Build& b, ReduceFn fn, const ReducedDims& p, const Tensor& x, Tensor out, double divisor = 1,
                  const Tensor* shift = nullptr) {
   b.allocate(out);
   if (out.buffer < 0) return out;
@@ -120,14 +120,14 @@ Tensor reduce_to(Build& b, ReduceFn fn, const Reduction& p, const Tensor& x, Ten
   return out;
 }
 
-void check_not_empty(Build& b, const Reduction& p, const Tensor& x) {
+void check_not_empty(Build& b, const ReducedDims& p, const Tensor& x) {
   if (p.count == 0 && p.kept.count()) b.refuse("nothing to reduce in " + dims_text(x) + ".");
 }
 
 template <ReduceFn fn, bool mean = false>
 Tensor reduce(Build& b) {
   const Tensor& x = b.in(0);
-  const Reduction p = reduction_of(b, x, b.out());
+  const ReducedDims p = reduction_of(b, x, b.out());
   if (fn == ReduceFn::amax || fn == ReduceFn::amin) check_not_empty(b, p, x);
   return reduce_to(b, fn, p, x, b.out(), mean ? static_cast<double>(p.count) : 1);
 }
@@ -135,7 +135,7 @@ Tensor reduce(Build& b) {
 // Two passes: the mean, then the sum of squared deviations.
 Tensor var(Build& b) {
   const Tensor& x = b.in(0);
-  const Reduction p = reduction_of(b, x, b.out());
+  const ReducedDims p = reduction_of(b, x, b.out());
   const Tensor mean = reduce_to(b, ReduceFn::sum, p, x, p.kept, static_cast<double>(p.count));
   const double degrees_of_freedom = std::max(0.0, static_cast<double>(p.count) - b.number("correction"));
   return reduce_to(b, ReduceFn::squares, p, x, b.out(), degrees_of_freedom, &mean);
@@ -144,7 +144,7 @@ Tensor var(Build& b) {
 template <ReduceFn fn>
 Tensor argreduce(Build& b) {
   const Tensor& x = b.in(0);
-  const Reduction p = reduction_of(b, x, b.out());
+  const ReducedDims p = reduction_of(b, x, b.out());
   check_not_empty(b, p, x);
   Tensor out = b.out();
   b.allocate(out);

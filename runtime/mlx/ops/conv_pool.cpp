@@ -205,11 +205,11 @@ PoolInputs gather_pool_inputs(const Array& x, const Windows& windows) {
   return {taps_last(values, first), taps_last(positions, 0), taps_last(inside, 0), sizes};
 }
 
-enum class Pool { max, position, mean };
+enum class PoolKind { max, position, mean };
 
-Array pool(const Array& x, Pool kind, const Windows& windows, int64_t divisor) {
+Array pool(const Array& x, PoolKind kind, const Windows& windows, int64_t divisor) {
   const PoolInputs r = gather_pool_inputs(x, windows);
-  if (kind == Pool::mean) {
+  if (kind == PoolKind::mean) {
     const Array sum = mx::sum(mx::where(r.inside, r.values, number(0, x.dtype())), Axes{-1});
     mx::Shape grid;
     for (const PoolDim& dim : windows) grid.push_back(static_cast<int>(dim.windows.size()));
@@ -220,7 +220,7 @@ Array pool(const Array& x, Pool kind, const Windows& windows, int64_t divisor) {
   // An empty window gives -inf.
   const Array values = real ? mx::where(mx::any(r.inside, Axes{-1}, true), r.values, number(-HUGE_VAL, x.dtype())) : r.values;
   const Array max = mx::max(values, Axes{-1}, true);
-  if (kind == Pool::max) return mx::squeeze(max, -1);
+  if (kind == PoolKind::max) return mx::squeeze(max, -1);
   const Array is_max = mx::equal(values, max);  // position of the first maximum, or of the last NaN
   Array where = mx::argmax(mx::astype(is_max, mx::int32), -1, true);
   if (real) {
@@ -236,7 +236,7 @@ Array pool(const Array& x, Pool kind, const Windows& windows, int64_t divisor) {
 
 // `make(d, in, out, o)` returns the window of output o of spatial dim d.
 template <class Make>
-Array pool(Op& op, Pool kind, int64_t rank, Make&& make, const Ints& dilation = {}, int64_t divisor = 0) {
+Array pool(Op& op, PoolKind kind, int64_t rank, Make&& make, const Ints& dilation = {}, int64_t divisor = 0) {
   const Array& x = op.in(0);
   const auto first = static_cast<int>(rank_of(x) - rank);
   bool fits = rank >= 1 && rank <= 3 && rank_of(x) == op.rank() && first >= 0;
@@ -265,7 +265,7 @@ Array pool(Op& op, Pool kind, int64_t rank, Make&& make, const Ints& dilation = 
 }
 
 // Pooling with a fixed window size and stride.
-Array sliding_pool(Op& op, Pool kind) {
+Array sliding_pool(Op& op, PoolKind kind) {
   const auto rank = static_cast<int>(op.sizes("kernel").size());
   const Ints size = spatial_attr(op, "kernel", rank, 1), stride = spatial_attr(op, "stride", rank, 1),
              padding = spatial_attr(op, "padding", rank, 0);
@@ -278,7 +278,7 @@ Array sliding_pool(Op& op, Pool kind) {
 }
 
 // Adaptive pooling.
-Array adaptive_pool(Op& op, Pool kind) {
+Array adaptive_pool(Op& op, PoolKind kind) {
   return pool(op, kind, op.size("axes"), [](int, int64_t in, int64_t out, int64_t o) { return adaptive_window(in, out, o); });
 }
 
@@ -559,12 +559,12 @@ Array fold(Op& op) {
 
 constexpr OpBuilder kOps[] = {
     {"conv", conv},
-    {"max_pool", [](Op& op) { return sliding_pool(op, Pool::max); }},
-    {"max_pool_index", [](Op& op) { return sliding_pool(op, Pool::position); }},
-    {"avg_pool", [](Op& op) { return sliding_pool(op, Pool::mean); }},
-    {"adaptive_max_pool", [](Op& op) { return adaptive_pool(op, Pool::max); }},
-    {"adaptive_max_pool_index", [](Op& op) { return adaptive_pool(op, Pool::position); }},
-    {"adaptive_avg_pool", [](Op& op) { return adaptive_pool(op, Pool::mean); }},
+    {"max_pool", [](Op& op) { return sliding_pool(op, PoolKind::max); }},
+    {"max_pool_index", [](Op& op) { return sliding_pool(op, PoolKind::position); }},
+    {"avg_pool", [](Op& op) { return sliding_pool(op, PoolKind::mean); }},
+    {"adaptive_max_pool", [](Op& op) { return adaptive_pool(op, PoolKind::max); }},
+    {"adaptive_max_pool_index", [](Op& op) { return adaptive_pool(op, PoolKind::position); }},
+    {"adaptive_avg_pool", [](Op& op) { return adaptive_pool(op, PoolKind::mean); }},
     {"pad", pad},
     {"nearest", [](Op& op) { return op.type() == DType::f64 ? nearest<double>(op) : nearest<float>(op); }},
     {"resample", resample},
