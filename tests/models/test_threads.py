@@ -156,11 +156,11 @@ def test_arguments_of_an_answer(model: LanguageModel) -> None:
     writer = Writer.of(model)
     for most in (0, -3, "5", 2.5, True):
         for ask in (writer.complete, writer.chat):
-            with pytest.raises(KeepdimError, match=r"^\[generate\] max_tokens: .* is not a number of tokens"):
+            with pytest.raises(KeepdimError, match=r"^\[generate\] max_tokens: .* is not an integer of at least 1"):
                 ask(PROMPT, most)
     for text in (5, None, b"x", "\ud800"):
         for ask in (writer.complete, writer.chat):
-            with pytest.raises(KeepdimError, match=r"^\[generate\] (prompt|message): is (a|not a) "):
+            with pytest.raises(KeepdimError, match=r"^\[generate\] (prompt|message): is (a|not valid Unicode) "):
                 ask(text)
 
 

@@ -29,7 +29,9 @@ def contract_of(f, args, shapes, oblivious=False):
     """The contract of an export, its symbols called s, t, … in order."""
     with export_config.patch(backed_size_oblivious=oblivious):
         ep = export(Function(f), args, dynamic_shapes=(shapes,), strict=False)
-    names = [symbol.name for symbol in read_shapes(ep).contract.symbols]
+    shapes_read = read_shapes(ep)
+    torch_names = {str(dim): name for name, dim in shapes_read.symbols.items()}
+    names = [torch_names[symbol.name] for symbol in shapes_read.contract.symbols]
     return read_shapes(ep, names=dict(zip(names, "stuvw", strict=False))).contract
 
 
