@@ -6,70 +6,14 @@
 
 #include "ggml/kernels/gemm.h"
 #include "ggml/kernels/strided_loop.h"
+#include "ggml/simd/vector.h"
 
 namespace keepdim::ggml {
 
 // Register tile [kMR, kNR]: two vectors wide, as many rows as registers allow.
-#ifdef __AVX512F__
-constexpr int kMR = 12, kVector = 16;
-#else
-constexpr int kMR = 6, kVector = 8;
-#endif
+constexpr int kMR = kVector > 8 ? 12 : 6;
 constexpr int kNR = 2 * kVector;
 constexpr int kAhead = 16;  // rows of a panel ahead of which it is prefetched to the L1 cache
-
-// SIMD vector of T, and its unaligned variant, which is used only for loads and stores.
-template <class T>
-struct Register {
-  static constexpr int count = kVector * sizeof(float) / sizeof(T);
-  typedef T Vector __attribute__((vector_size(kVector * sizeof(float))));
-  typedef T Unaligned __attribute__((vector_size(kVector * sizeof(float)), aligned(alignof(T)), may_alias));
-};
-template <class T>
-using VectorOf = typename Register<T>::Vector;
-template <class T>
-VectorOf<T> load_vector(const T* x) {
-  return *reinterpret_cast<const typename Register<T>::Unaligned*>(x);
-}
-template <class T>
-void store_vector(T* y, VectorOf<T> x) {
-  *reinterpret_cast<typename Register<T>::Unaligned*>(y) = x;
-}
-using Vector = VectorOf<float>;
-
-inline Vector load(const float* x) { return load_vector(x); }
-inline void store(float* y, Vector x) { store_vector(y, x); }
-
-// Lane i of the result is lane Order::lane(i) of [a, b].
-template <class Order, int... i>
-Vector shuffle_lanes(Vector a, Vector b, std::integer_sequence<int, i...>) {
-  return __builtin_shufflevector(a, b, Order::lane(i)...);
-}
-template <class Order>
-Vector shuffle_lanes(Vector a, Vector b) {
-  return shuffle_lanes<Order>(a, b, std::make_integer_sequence<int, kVector>());
-}
-
-using Float8 = float __attribute__((vector_size(32), aligned(alignof(float)), may_alias));
-
-// to [8, 8] = transpose of from [8, 8], for any 32-bit type; row strides in elements.
-inline void transpose(const float* from, int64_t row, float* to, int64_t pitch) {
-  Float8 a[8], b[8];
-  for (int r = 0; r < 8; ++r) a[r] = *reinterpret_cast<const Float8*>(from + r * row);
-  for (int r = 0; r < 8; r += 2) {
-    b[r] = __builtin_shufflevector(a[r], a[r + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-    b[r + 1] = __builtin_shufflevector(a[r], a[r + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-  }
-  for (int r = 0; r < 8; r += 4)
-    for (int i = 0; i < 2; ++i) {
-      a[r + 2 * i] = __builtin_shufflevector(b[r + i], b[r + 2 + i], 0, 1, 8, 9, 4, 5, 12, 13);
-      a[r + 2 * i + 1] = __builtin_shufflevector(b[r + i], b[r + 2 + i], 2, 3, 10, 11, 6, 7, 14, 15);
-    }
-  for (int r = 0; r < 4; ++r) {
-    *reinterpret_cast<Float8*>(to + r * pitch) = __builtin_shufflevector(a[r], a[r + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    *reinterpret_cast<Float8*>(to + (r + 4) * pitch) = __builtin_shufflevector(a[r], a[r + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-  }
-}
 
 // Scratch memory of the calling thread; grows on demand, never shrinks. nullptr if the allocation failed.
 inline float* scratch(int64_t floats) {

@@ -9,6 +9,8 @@
 namespace keepdim::ggml {
 namespace {
 
+constexpr int64_t kLongWindow = 32;  // windows whose rows are reduced in lanes
+
 // ---- pooling
 
 template <class T>
@@ -57,7 +59,7 @@ void gather_windows(const PoolJob& job, const T* x, const Window& z, const Windo
       if (job.row.taps) continue;
       for (int64_t j = 0; j < job.out[2]; ++j) {
         T a = y[j];
-        if (const int64_t n = windows[j].end - windows[j].begin; step == 1 && n >= kLanes) {
+        if (const int64_t n = windows[j].end - windows[j].begin; step == 1 && n >= kLongWindow) {
           y[j] = F::f(a, static_cast<T>(Lanes<F, T>::run(row + windows[j].begin, n)));
           continue;
         }

@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kColumns = kReduceColumns;
 constexpr int64_t kRows = 64;       // rows accumulated in T before flushing to Acc
 constexpr int64_t kRowsAtOnce = 4;  // rows read in one pass over a block
+constexpr int64_t kMaxShortRun = 64;
 
 // Size of the first reduced dim in one chunk.
 int64_t chunk_size(const ReduceJob& job, int64_t chunk) {
@@ -36,13 +37,50 @@ struct Reduction {
   const int last = job.inner.rank - 1, tail = kept.rank - 1;  // innermost reduced dim; innermost kept dim
   const int64_t sx = job.inner.strides[1][last];
 
-  static T term(T x, T shift) { return squares ? (x - shift) * (x - shift) : x; }
+  // x: an element or a vector of them
+  template <class X>
+  static X term(X x, T shift) {
+    if constexpr (squares)
+      return (x - shift) * (x - shift);
+    else
+      return x;
+  }
   T shift_at(int64_t offset) const { return squares ? *at<T>(job.data[2], offset) : T(0); }
   Out finish(Acc a) const {
     if constexpr (std::is_floating_point_v<Acc>)
       return static_cast<Out>(job.divisor == 1 ? a : a / job.divisor);
     else
       return static_cast<Out>(a);
+  }
+
+  // Many short runs: kCount of them are reduced together, a lane each.
+  bool has_short_runs() const {
+    return last == 0 && sx == sizeof(T) && tail >= 0 && !job.chunk && job.count > 0 && job.count <= kMaxShortRun &&
+           kept.dims[tail] >= R::kCount / 2;
+  }
+
+  void short_runs(int64_t runs, const int64_t* offset) const {
+    constexpr int64_t width = R::kCount;
+    using V = VectorOf<T>;
+    alignas(64) T tile[kMaxShortRun * width] = {}, sums[width];
+    const int64_t n = job.count;
+    for (int64_t first = 0; first < runs; first += width) {
+      const int64_t count = std::min(width, runs - first);
+      transpose_rows(at<T>(job.data[1], offset[1] + first * kept.strides[1][tail]), kept.strides[1][tail], count, n, tile);
+      V shift = {};
+      for (int64_t r = 0; r < count && squares; ++r) shift[r] = shift_at(offset[2] + (first + r) * kept.strides[2][tail]);
+      const auto lane = [&](int64_t i) {
+        const V x = load_vector(tile + i * width);
+        return squares ? (x - shift) * (x - shift) : x;
+      };
+      V sum[2] = {lane(0), V{} + R::template identity<T>()};
+      int64_t i = 1;
+      for (; i + 2 <= n; i += 2) sum[1] = F::f(sum[1], lane(i)), sum[0] = F::f(sum[0], lane(i + 1));
+      if (i < n) sum[1] = F::f(sum[1], lane(i));
+      store_vector(sums, F::f(sum[0], sum[1]));
+      for (int64_t r = 0; r < count; ++r)
+        *at<Out>(job.data[0], offset[0] + (first + r) * kept.strides[0][tail]) = finish(static_cast<Acc>(sums[r]));
+    }
   }
 
   bool kept_is_contiguous() const {
@@ -101,7 +139,7 @@ struct Reduction {
     if (last == 0 && sx == sizeof(T) && job.count) {  // a single run, which may be short: without a loop nest
       const T shift = shift_at(offset[2]);
       const int64_t n = chunk_size(job, offset[0] / job.chunk_bytes);
-      const Acc sum = R::run(at<T>(job.data[1], offset[1]), n, [&](T v) { return term(v, shift); });
+      const Acc sum = R::run(at<T>(job.data[1], offset[1]), n, [&](auto v) { return term(v, shift); });
       *at<Out>(job.data[0], offset[0]) = finish(F::f(R::template identity<Acc>(), sum));
       return;
     }
@@ -113,7 +151,7 @@ struct Reduction {
     for (int64_t r = 0; r < rows; ++r, row.next()) {
       T* x = at<T>(job.data[1], offset[1] + row.offset[1]);
       if (sx == sizeof(T)) {
-        acc = F::f(acc, R::run(x, n, [&](T v) { return term(v, shift); }));
+        acc = F::f(acc, R::run(x, n, [&](auto v) { return term(v, shift); }));
       } else {
         for (int64_t i = 0; i < n; ++i) acc = F::f(acc, static_cast<Acc>(term(*at<T>(x, i * sx), shift)));
       }
@@ -131,6 +169,10 @@ void reduce(ggml_tensor*, int ith, int nth, void* userdata) {
     for_each_run(
         job.loop, job.count, ith, nth, [&](int64_t count, const int64_t* offset) { r.columns(count, offset); }, kColumns);
     return;
+  }
+  if (r.has_short_runs()) {
+    const auto body = [&](int64_t runs, const int64_t* offset) { r.short_runs(runs, offset); };
+    return for_each_run(job.loop, job.count, ith, nth, body, Register<T>::count);
   }
   for_each_row(job.loop, job.count, ith, nth, [&](int64_t, const int64_t* offset) { r.rows(offset); });
 }
@@ -281,8 +323,8 @@ Kernel reduce_kernel(ReduceFn fn, DType from, DType to) {
     case ReduceFn::prod: return same_dtype_kernel<Mul>(from);
     case ReduceFn::amax: return same_dtype_kernel<Maximum>(from);
     case ReduceFn::amin: return same_dtype_kernel<Minimum>(from);
-    case ReduceFn::any: return reduce<Maximum, bool, bool, false>;
-    case ReduceFn::all: return reduce<Minimum, bool, bool, false>;
+    case ReduceFn::any: return reduce<Maximum, uint8_t, uint8_t, false>;
+    case ReduceFn::all: return reduce<Minimum, uint8_t, uint8_t, false>;
     default: return nullptr;
   }
 }

@@ -75,23 +75,45 @@ void softmax_columns(char* y, char* x, int64_t n, int64_t columns, int64_t y_pit
   }
 }
 
-constexpr int64_t kMaxShortRow = 64, kRowGroup = 16;  // short rows are transposed, kRowGroup at a time
+constexpr int64_t kMaxShortRow = 64;  // shorter rows are transposed, a lane each
+
+// A row in each lane of tile [n, lanes].
+template <class T, bool logarithm>
+void softmax_lanes(T* tile, int64_t n) {
+  constexpr int64_t width = Register<T>::count;
+  using V = VectorOf<T>;
+  V max = load_vector(tile), sum = {};
+  for (int64_t i = 1; i < n; ++i) max = Maximum::f(max, load_vector(tile + i * width));
+  for (int64_t i = 0; i < n; ++i) {
+    V e = load_vector(tile + i * width) - max;
+    if (logarithm) store_vector(tile + i * width, e);
+    if constexpr (std::is_same_v<T, float>) {
+      e = fast_exp(e);
+    } else {
+      for (int l = 0; l < width; ++l) e[l] = std::exp(e[l]);
+    }
+    if (!logarithm) store_vector(tile + i * width, e);
+    sum += e;
+  }
+  alignas(64) T last[width];
+  store_vector(last, sum);
+  for (int64_t l = 0; l < width; ++l) last[l] = logarithm ? std::log(last[l]) : T(1) / last[l];
+  const V shift = load_vector(last);
+  for (int64_t i = 0; i < n; ++i) {
+    const V e = load_vector(tile + i * width);
+    store_vector(tile + i * width, logarithm ? e - shift : e * shift);
+  }
+}
 
 template <class T, bool logarithm>
 void softmax_short_rows(char* y, char* x, int64_t n, int64_t rows, int64_t y_row, int64_t x_row) {
-  T tile[kMaxShortRow * kRowGroup] = {};  // always all columns, so that results do not depend on how many are used
-  constexpr int64_t pitch = kRowGroup * sizeof(T);
-  for (int64_t first = 0; first < rows; first += kRowGroup) {
-    const int64_t count = std::min(kRowGroup, rows - first);
-    for (int64_t r = 0; r < count; ++r) {
-      const T* from = at<T>(x, (first + r) * x_row);
-      for (int64_t i = 0; i < n; ++i) tile[i * kRowGroup + r] = from[i];
-    }
-    softmax_columns<T, logarithm>(reinterpret_cast<char*>(tile), reinterpret_cast<char*>(tile), n, kRowGroup, pitch, pitch);
-    for (int64_t r = 0; r < count; ++r) {
-      T* to = at<T>(y, (first + r) * y_row);
-      for (int64_t i = 0; i < n; ++i) to[i] = tile[i * kRowGroup + r];
-    }
+  constexpr int64_t width = Register<T>::count;
+  alignas(64) T tile[kMaxShortRow * width] = {};  // always all lanes, so that results do not depend on how many are used
+  for (int64_t first = 0; first < rows; first += width) {
+    const int64_t count = std::min(width, rows - first);
+    transpose_rows(x + first * x_row, x_row, count, n, tile);
+    softmax_lanes<T, logarithm>(tile, n);
+    store_transposed_rows(tile, count, n, y + first * y_row, y_row);
   }
 }
 
@@ -107,12 +129,12 @@ void softmax(ggml_tensor*, int ith, int nth, void* userdata) {
     });
     return;
   }
-  if (sx == w && sy == w && n <= kMaxShortRow && job.loop.rank && job.loop.dims[last] >= kRowGroup / 2) {
+  if (sx == w && sy == w && n <= kMaxShortRow && job.loop.rank && job.loop.dims[last] >= Register<T>::count / 2) {
     const int64_t y_row = job.loop.strides[0][last], x_row = job.loop.strides[1][last];
     const auto body = [&](int64_t rows, const int64_t* offset) {
       softmax_short_rows<T, logarithm>(at<char>(job.data[0], offset[0]), at<char>(job.data[1], offset[1]), n, rows, y_row, x_row);
     };
-    return for_each_run(job.loop, n * 8, ith, nth, body, kRowGroup);
+    return for_each_run(job.loop, n * 8, ith, nth, body, Register<T>::count);
   }
   for_each_row(job.loop, n * 8, ith, nth, [&](int64_t, const int64_t* offset) {
     T* y = at<T>(job.data[0], offset[0]);
@@ -143,7 +165,7 @@ void norm(ggml_tensor*, int ith, int nth, void* userdata) {
     const T* x = at<T>(job.data[1], offset[1]);
     using Sum = Lanes<Add, T>;
     const T mean = subtract_mean ? static_cast<T>(Sum::run(x, n) / static_cast<double>(n)) : T(0);
-    const double squares = Sum::run(x, n, [&](T v) { return (v - mean) * (v - mean); });
+    const double squares = Sum::run(x, n, [&](auto v) { return (v - mean) * (v - mean); });
     const T scale = static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(n) + job.eps));
     if (weight && bias) {
 #pragma GCC ivdep

@@ -1,19 +1,22 @@
-// Reduces a contiguous run with a fixed number of lanes, so that it vectorises and is bitwise independent of the compiler.
+// Reduces a contiguous run in a fixed number of lanes, as explicit vectors: compilers do not vectorise the comparisons of Maximum
+// and Minimum.
 #pragma once
 #include <limits>
 
 #include "ggml/kernels/strided_loop.h"
+#include "ggml/simd/vector.h"
 
 namespace keepdim::ggml {
 
-constexpr int kLanes = 32;            // several independent vectors hide the latency of F
-constexpr int kShortLanes = 4;        // lanes for runs shorter than kLanes
 constexpr int64_t kLaneBlock = 4096;  // elements summed in T before flushing to Acc
 
 template <class F, class T>
 struct Lanes {
   static constexpr bool sums = std::is_same_v<F, Add>;
   using Acc = std::conditional_t<sums && std::is_floating_point_v<T>, double, T>;
+  using V = VectorOf<T>;
+  static constexpr int kCount = Register<T>::count;
+  static constexpr int kVectors = 4;  // independent vectors hide the latency of F
 
   template <class A>
   static A identity() {  // the identity of F
@@ -25,52 +28,37 @@ struct Lanes {
     return std::is_same_v<F, Maximum> ? lowest : highest;
   }
 
-  // lanes = F(lanes, terms) as an explicit vector: compilers do not vectorise the comparisons of Maximum and Minimum.
-  static void accumulate(T* lanes, const T* terms) {
-    typedef T Vector __attribute__((vector_size(kShortLanes * sizeof(T))));
-    Vector a, b;
-    std::memcpy(&a, lanes, sizeof(a));
-    std::memcpy(&b, terms, sizeof(b));
-    a = F::f(a, b);
-    std::memcpy(lanes, &a, sizeof(a));
-  }
-
   static Acc run(const T* x, int64_t n) {
-    return run(x, n, [](T v) { return v; });
+    return run(x, n, [](auto v) { return v; });
   }
 
-  // Reduces term(x[i]) over all i.
+  // Reduces term(x[i]) over all i; term takes a T, or a vector of them.
   template <class Term>
   static Acc run(const T* x, int64_t n, Term&& term) {
     Acc total = identity<Acc>();
-    if (n < kLanes) {
-      T lanes[kShortLanes], terms[kShortLanes];
-      std::fill(lanes, lanes + kShortLanes, identity<T>());
-      int64_t i = 0;
-      if constexpr (std::is_floating_point_v<T>) {  // gcc 12 miscompiles this for integers with AVX-512
-        for (; i + kShortLanes <= n; i += kShortLanes) {
-          for (int l = 0; l < kShortLanes; ++l) terms[l] = term(x[i + l]);
-          accumulate(lanes, terms);
-        }
-      }
-      for (; i < n; ++i) lanes[0] = F::f(lanes[0], term(x[i]));
-      return static_cast<Acc>(F::f(F::f(lanes[0], lanes[1]), F::f(lanes[2], lanes[3])));
-    }
-    for (int64_t begin = 0; begin < n; begin += kLaneBlock, x += kLaneBlock) {
-      const int64_t m = std::min(kLaneBlock, n - begin);
-      T lanes[kLanes];
-      std::fill(lanes, lanes + kLanes, identity<T>());
-      int64_t i = 0;
-      for (; i + kLanes <= m; i += kLanes)
-        for (int l = 0; l < kLanes; ++l) lanes[l] = F::f(lanes[l], term(x[i + l]));
-      for (; i < m; ++i) lanes[0] = F::f(lanes[0], term(x[i]));
-      Acc wide[kLanes];
-      std::copy(lanes, lanes + kLanes, wide);
-      for (int half = kLanes / 2; half; half /= 2)
-        for (int l = 0; l < half; ++l) wide[l] = F::f(wide[l], wide[l + half]);
-      total = F::f(total, wide[0]);
-    }
+    for (int64_t begin = 0; begin < n; begin += kLaneBlock)
+      total = F::f(total, block(x + begin, std::min(kLaneBlock, n - begin), term));
     return total;
+  }
+
+ private:
+  template <class Term>
+  static Acc block(const T* x, int64_t n, Term&& term) {
+    const V none = V{} + identity<T>();
+    V sum[kVectors] = {none, none, none, none};
+    int64_t i = 0;
+    for (; i + kVectors * kCount <= n; i += kVectors * kCount)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[v] = F::f(sum[v], V(term(load_vector(x + i + v * kCount))));
+    for (; i + kCount <= n; i += kCount) sum[0] = F::f(sum[0], V(term(load_vector(x + i))));
+    alignas(64) T lanes[kCount];
+    store_vector(lanes, F::f(F::f(sum[0], sum[1]), F::f(sum[2], sum[3])));
+    for (int l = 0; i < n; ++i, ++l) lanes[l] = F::f(lanes[l], T(term(x[i])));
+    Acc wide[kCount];
+    std::copy(lanes, lanes + kCount, wide);
+    for (int half = kCount / 2; half; half /= 2)
+      for (int l = 0; l < half; ++l) wide[l] = F::f(wide[l], wide[l + half]);
+    return wide[0];
   }
 };
 
