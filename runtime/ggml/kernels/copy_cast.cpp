@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ggml/simd/float16.h"
+#include "ggml/simd/vector.h"
 
 namespace keepdim::ggml {
 namespace {
@@ -56,6 +57,40 @@ void cast(ggml_tensor*, int ith, int nth, void* userdata) {
 // ---- data movement
 
 constexpr int64_t kTile = 16;
+constexpr int64_t kMaxRun = 4096;  // bytes of runs that are copied row by row
+
+// y [fields, count] = x [count, fields]: adjacent fields, few of them.
+template <class T, int fields>
+void deinterleave(char* y, int64_t row, const T* x, int64_t count) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i)
+    for (int f = 0; f < fields; ++f) at<T>(y, f * row)[i] = x[i * fields + f];
+}
+
+// Rows of n contiguous elements, which may be short.
+template <class T>
+void copy_rows(const Job& job, int ith, int nth) {
+  const int last = job.loop.rank - 1;
+  const int64_t bytes = job.loop.dims[last] * static_cast<int64_t>(sizeof(T));
+  const int64_t y_row = job.loop.strides[0][last - 1], x_row = job.loop.strides[1][last - 1];
+  for_each_plane(job.loop, ith, nth, [&](int64_t rows, const int64_t* offset) {
+    char* const y = at<char>(job.data[0], offset[0]);
+    const char* const x = at<char>(job.data[1], offset[1]);
+    const auto copy_all = [&](auto size) {
+      for (int64_t r = 0; r < rows; ++r) std::memcpy(y + r * y_row, x + r * x_row, size);
+    };
+    switch (bytes) {
+      case 4: return copy_all(std::integral_constant<size_t, 4>());
+      case 8: return copy_all(std::integral_constant<size_t, 8>());
+      case 12: return copy_all(std::integral_constant<size_t, 12>());
+      case 16: return copy_all(std::integral_constant<size_t, 16>());
+      case 32: return copy_all(std::integral_constant<size_t, 32>());
+      case 64: return copy_all(std::integral_constant<size_t, 64>());
+      default:
+        for (int64_t r = 0; r < rows; ++r) copy_bytes(y + r * y_row, x + r * x_row, bytes);
+    }
+  });
+}
 
 // Copy with the two innermost dims transposed, in kTile x kTile tiles that fit in the L1 cache.
 template <class T>
@@ -67,6 +102,20 @@ void copy_transposed(const Job& job, int ith, int nth) {
   const int64_t tiles = (rows + kTile - 1) / kTile;
   Loop outer = loop;
   outer.rank = last - 1;
+  if (rows <= 4 && sx == rows * static_cast<int64_t>(sizeof(T))) {
+    constexpr int64_t part = 4096;
+    outer.push((cols + part - 1) / part, part * static_cast<int64_t>(sizeof(T)), part * sx);
+    return for_each_row(outer, part * rows, ith, nth, [&](int64_t position, const int64_t* offset) {
+      char* const y = at<char>(job.data[0], offset[0]);
+      const T* const x = at<const T>(job.data[1], offset[1]);
+      const int64_t count = std::min(part, cols - position % ((cols + part - 1) / part) * part);
+      switch (rows) {
+        case 2: return deinterleave<T, 2>(y, sy, x, count);
+        case 3: return deinterleave<T, 3>(y, sy, x, count);
+        default: return deinterleave<T, 4>(y, sy, x, count);
+      }
+    });
+  }
   outer.push(tiles, kTile * sy, kTile * static_cast<int64_t>(sizeof(T)));
   for_each_row(outer, kTile * cols, ith, nth, [&](int64_t position, const int64_t* offset) {
     char* y0 = at<char>(job.data[0], offset[0]);
@@ -74,6 +123,15 @@ void copy_transposed(const Job& job, int ith, int nth) {
     const int64_t height = std::min(kTile, rows - position % tiles * kTile);
     for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
       const int64_t width = std::min(kTile, cols - c0);
+      if constexpr (sizeof(T) == sizeof(float)) {
+        if (height == kTile && width == kTile) {
+          for (int64_t c = c0; c < c0 + kTile; c += 8)
+            for (int64_t r = 0; r < kTile; r += 8)
+              transpose(reinterpret_cast<const float*>(x0 + c * sx) + r, sx / 4, reinterpret_cast<float*>(y0 + r * sy) + c,
+                        sy / 4);
+          continue;
+        }
+      }
       T tile[kTile][kTile];  // contiguous reads from the source, contiguous writes to the result
       for (int64_t c = 0; c < width; ++c) std::memcpy(tile[c], x0 + (c0 + c) * sx, height * sizeof(T));
       for (int64_t r = 0; r < height; ++r) {
@@ -92,6 +150,7 @@ void copy(ggml_tensor*, int ith, int nth, void* userdata) {
   const int64_t sy = job.loop.strides[0][last], sx = job.loop.strides[1][last];
   const bool transposed = last > 0 && sy == w && sx != w && sx != 0 && job.loop.strides[1][last - 1] == w;
   if (transposed) return copy_transposed<T>(job, ith, nth);
+  if (last > 0 && sy == w && sx == w && job.loop.dims[last] * w <= kMaxRun) return copy_rows<T>(job, ith, nth);
   for_each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
     T* y = at<T>(job.data[0], offset[0]);
     T* x = at<T>(job.data[1], offset[1]);

@@ -28,6 +28,24 @@ struct IndexToOffset {
         scale(job.scale),
         wrap(job.wrap ? job.limit : 0) {}
 
+  // Locates n indices that are `step` bytes apart. Returns whether all are valid.
+  bool block(int64_t offset, int64_t step, int64_t n, int64_t* to) const {
+    bool bad = false;
+    const auto read = [&](auto contiguous) {
+      const char* const from = data + offset;
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t value = contiguous ? reinterpret_cast<const I*>(from)[i] : *reinterpret_cast<const I*>(from + i * step);
+        const int64_t index = value + (value < 0 ? wrap : 0);
+        bad |= (index < 0) | (index >= limit);
+        to[i] = index * scale;
+      }
+    };
+    step == sizeof(I) ? read(std::true_type()) : read(std::false_type());
+    for (int64_t i = 0; bad && i < n; ++i) to[i] = (*this)(offset + i * step);
+    return !bad;
+  }
+
   int64_t operator()(int64_t offset) const {
     const int64_t index_value = *reinterpret_cast<const I*>(data + offset);
     const int64_t index = index_value + (index_value < 0 ? wrap : 0);
@@ -61,33 +79,61 @@ void offsets(ggml_tensor*, int ith, int nth, void* userdata) {
   });
 }
 
+constexpr int64_t kIndexBlock = 128;  // indices that are located at once
+
+// n elements, each with its own index.
+template <class T, class L>
+void gather_elements(const L& locate, int64_t n, char* y, int64_t sy, char* x, int64_t sx, int64_t index, int64_t si) {
+  int64_t from[kIndexBlock];
+  for (int64_t begin = 0; begin < n; begin += kIndexBlock) {
+    const int64_t m = std::min(kIndexBlock, n - begin);
+    const bool valid = locate.block(index + begin * si, si, m, from);
+    char* const to = y + begin * sy;
+    char* const row = x + begin * sx;
+    if (!valid) {
+      for (int64_t i = 0; i < m; ++i) *at<T>(to, i * sy) = from[i] < 0 ? T(0) : *at<T>(row, i * sx + from[i]);
+    } else if (sy == sizeof(T)) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < m; ++i) reinterpret_cast<T*>(to)[i] = *at<T>(row, i * sx + from[i]);
+    } else {
+      for (int64_t i = 0; i < m; ++i) *at<T>(to, i * sy) = *at<T>(row, i * sx + from[i]);
+    }
+  }
+}
+
+// Rows of n elements, each row with its own index.
+template <class T, class L>
+void gather_rows(const IndexJob& job, const L& locate, int64_t rows, int64_t n, const int64_t* offset) {
+  const int last = job.loop.rank - 1;
+  const auto& strides = job.loop.strides;
+  constexpr int64_t w = sizeof(T);
+  const int64_t sy = strides[0][last], sx = strides[1][last];
+  for (int64_t r = 0; r < rows; ++r) {
+    char* const y = at<char>(job.data[0], offset[0] + r * strides[0][last - 1]);
+    const int64_t from = locate(offset[2] + r * strides[2][last - 1]);
+    char* const x = at<char>(job.data[1], offset[1] + r * strides[1][last - 1] + from);
+    if (from < 0)
+      for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = T(0);
+    else if (sy == w && sx == w)
+      copy_bytes(y, x, n * w);
+    else
+      for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = *at<T>(x, i * sx);
+  }
+}
+
 template <class T>
 void gather(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const IndexJob*>(userdata);
   const int last = job.loop.rank - 1;
-  constexpr int64_t w = sizeof(T);
   const int64_t sy = job.loop.strides[0][last], sx = job.loop.strides[1][last], si = job.loop.strides[2][last];
   with_index(job, 2, [&](const auto& locate) {
+    if (si == 0 && last > 0) {
+      const int64_t n = job.loop.dims[last];
+      return for_each_plane(job.loop, ith, nth,
+                            [&](int64_t rows, const int64_t* offset) { gather_rows<T>(job, locate, rows, n, offset); });
+    }
     for_each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
-      char* y = at<char>(job.data[0], offset[0]);
-      if (si) {
-        char* x = static_cast<char*>(job.data[1]) + offset[1];
-        for (int64_t i = 0; i < n; ++i) {
-          const int64_t from = locate(offset[2] + i * si);
-          *at<T>(y, i * sy) = from < 0 ? T(0) : *at<T>(x, i * sx + from);
-        }
-        return;
-      }
-      const int64_t from = locate(offset[2]);
-      if (from < 0) {
-        for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = T(0);
-        return;
-      }
-      char* x = at<char>(job.data[1], offset[1] + from);
-      if (sy == w && sx == w)
-        std::memcpy(y, x, n * w);
-      else
-        for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = *at<T>(x, i * sx);
+      gather_elements<T>(locate, n, at<char>(job.data[0], offset[0]), sy, at<char>(job.data[1], offset[1]), sx, offset[2], si);
     });
   });
 }
@@ -102,6 +148,7 @@ struct ScatterShare {
   Loop loop;
   int64_t base[3] = {};  // byte offsets of the slice
   Span owned;            // target byte offsets that this thread writes
+  bool owns_all = true;
   bool idle = false;
 
   ScatterShare(const IndexJob& job, int ith, int nth) : loop(job.loop), owned{0, job.limit} {
@@ -111,6 +158,7 @@ struct ScatterShare {
       idle = ith > 0;
     } else if (job.split < 0) {
       owned = split_range(job.limit, ith, nth);
+      owns_all = nth == 1;
     } else {
       const Span part = split_range(loop.dims[job.split], ith, nth);
       loop.dims[job.split] = part.end - part.begin;
@@ -126,11 +174,19 @@ struct ScatterShare {
 template <class F, class T, class L>
 void scatter_elements(const ScatterShare& s, const L& locate, int64_t n, char* y, char* x, int64_t index,
                       const int64_t (&step)[3]) {
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t to = locate(index + i * step[2]);
-    if (!s.owns(to)) continue;
-    T& element = *at<T>(y, i * step[0] + to);
-    element = F::f(element, *at<T>(x, i * step[1]));
+  int64_t to[kIndexBlock];
+  for (int64_t begin = 0; begin < n; begin += kIndexBlock, y += kIndexBlock * step[0], x += kIndexBlock * step[1]) {
+    const int64_t m = std::min(kIndexBlock, n - begin);
+    const auto update = [&](int64_t i) {
+      T& element = *at<T>(y, i * step[0] + to[i]);
+      element = F::f(element, *at<T>(x, i * step[1]));
+    };
+    if (locate.block(index + begin * step[2], step[2], m, to) && s.owns_all) {
+      for (int64_t i = 0; i < m; ++i) update(i);
+    } else {
+      for (int64_t i = 0; i < m; ++i)
+        if (s.owns(to[i])) update(i);
+    }
   }
 }
 

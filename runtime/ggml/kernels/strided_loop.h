@@ -87,6 +87,47 @@ void for_each_run(const Loop& loop, int ith, int nth, Body&& body) {
   for_each_run(loop, 1, ith, nth, std::forward<Body>(body));
 }
 
+// Calls body(rows, offsets) for this thread's part of the two innermost dims: some rows of whole runs. For short runs.
+template <class Body>
+void for_each_plane(const Loop& loop, int ith, int nth, Body&& body) {
+  const int tall = loop.rank - 2;
+  const int64_t rows = outer_count(loop), height = loop.dims[tall];
+  if (rows <= 0 || loop.dims[tall + 1] <= 0) return;
+  if (rows * loop.dims[tall + 1] < 2 * kGrain) {
+    if (ith) return;
+    nth = 1;
+  }
+  const Span span = split_range(rows, ith, nth);
+  StridedIterator at(loop, tall, span.begin / height);
+  int64_t first = span.begin % height;
+  for (int64_t i = span.begin; i < span.end; at.next()) {
+    const int64_t count = std::min(height - first, span.end - i);
+    int64_t offset[kMaxOperands];
+    for (int o = 0; o < kMaxOperands; ++o) offset[o] = at.offset[o] + first * loop.strides[o][tall];
+    body(count, offset);
+    i += count;
+    first = 0;
+  }
+}
+
+// memcpy for runs that are often short.
+inline void copy_bytes(char* y, const char* x, int64_t bytes) {
+  if (bytes > 256) {
+    std::memcpy(y, x, bytes);
+  } else if (bytes >= 16) {
+    for (int64_t i = 0; i + 16 < bytes; i += 16) std::memcpy(y + i, x + i, 16);
+    std::memcpy(y + bytes - 16, x + bytes - 16, 16);
+  } else if (bytes >= 8) {
+    std::memcpy(y, x, 8);
+    std::memcpy(y + bytes - 8, x + bytes - 8, 8);
+  } else if (bytes >= 4) {
+    std::memcpy(y, x, 4);
+    std::memcpy(y + bytes - 4, x + bytes - 4, 4);
+  } else {
+    for (int64_t i = 0; i < bytes; ++i) y[i] = x[i];
+  }
+}
+
 // Calls body(position, offsets) for this thread's part of all positions of the loop (static split).
 template <class Body>
 void for_each_row(const Loop& loop, int64_t work, int ith, int nth, Body&& body) {

@@ -219,6 +219,8 @@ template <class T> struct Rshift {
 template <class T> T quotient(T a, T b) {
   if constexpr (std::is_floating_point_v<T>)
     return std::trunc(a / b);
+  else if constexpr (sizeof(T) <= 4)  // f64 has the exact quotient in its integer part, and its division is vectorised
+    return static_cast<T>(static_cast<int64_t>(static_cast<double>(a) / static_cast<double>(b)));
   else
     return b == -1 ? Neg<T>()(a) : a / b;
 }
@@ -231,6 +233,8 @@ struct FmodDivision {
   template <class T> static T remainder(T a, T b) {
     if constexpr (std::is_floating_point_v<T>)
       return std::fmod(a, b);
+    else if constexpr (sizeof(T) <= 4)
+      return wrap(a, wrap(quotient(a, b), b, [](auto x, auto y) { return x * y; }), [](auto x, auto y) { return x - y; });
     else
       return b == -1 ? 0 : a % b;
   }
@@ -260,6 +264,8 @@ template <class T, class Division> struct RemainderBy {  // with the sign of b
 };
 template <class T, class Division> struct DivFloorBy {
   T operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T> && sizeof(T) <= 4)
+      return static_cast<T>(static_cast<int64_t>(std::floor(static_cast<double>(a) / static_cast<double>(b))));
     const T r = Division::remainder(a, b);
     if constexpr (std::is_floating_point_v<T>) {
       const T plain = a / b;
