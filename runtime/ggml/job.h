@@ -41,9 +41,14 @@ struct RunError {
   void set(const void* failed, int64_t at, const std::string& what);
 };
 
-// Shared counter for dynamic scheduling. Every thread enters every kernel; the last one to finish resets it for the next run.
+// Shared counters for dynamic scheduling. Every thread enters every kernel; the last one to finish resets them for the next run.
 struct WorkCounter {
-  std::atomic<int64_t> next{0};
+  static constexpr int kShares = 8;
+  struct Share {  // a thread's items; on a cache line of its own
+    std::atomic<int64_t> taken{0};
+    char padding[56];
+  };
+  Share shares[kShares];
   std::atomic<int> finished{0};  // threads that found no more work
 
   WorkCounter() = default;

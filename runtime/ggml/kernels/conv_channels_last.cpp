@@ -130,20 +130,27 @@ void for_each_part(int64_t taps, int64_t depth, Body&& body) {
   } while (part.taps.end < taps);
 }
 
-template <int vectors>
-inline void read_columns(const float* from, int64_t columns, Vector (&to)[vectors]) {
-  if (columns == vectors * kVector) {
-    for (int v = 0; v < vectors; ++v) to[v] = load(from + v * kVector);
-  } else {
-    for (int v = 0; v < vectors; ++v) to[v] = Vector{};
-    std::memcpy(to, from, columns * sizeof(float));
-  }
-}
+// Rows of up to `vectors` vectors in memory. `partial`: the last vector has fewer columns than lanes.
+template <int vectors, bool partial>
+struct TileColumns {
+  int64_t last;  // columns of the last vector
 
-// y[i, c] = function(bias[c] + residual[i, c] + sum over taps and k of x[tap][i][k] * weight[tap, k, c]), for `height` pixels.
-// Not inlined: the addresses of its rows need all registers.
+  explicit TileColumns(int64_t columns) : last(columns - (vectors - 1) * kVector) {}
+  Vector read(const float* row, int v) const {
+    return partial && v + 1 == vectors ? load_first(row + v * kVector, last) : load(row + v * kVector);
+  }
+  void write(float* row, int v, Vector x) const {
+    if (partial && v + 1 == vectors)
+      store_first(row + v * kVector, x, last);
+    else
+      store(row + v * kVector, x);
+  }
+};
+
+// acc[i] = sum over the taps and depths of a part of x[tap][i][k] * weight[tap, k].
 template <int height, int vectors>
-__attribute__((noinline)) void conv_tile(const ConvPanel& p, const ConvPart& part, const float* const* x, float* const* y) {
+inline __attribute__((always_inline)) void multiply_tile(const ConvPanel& p, const ConvPart& part, const float* const* x,
+                                                         Vector (&acc)[height][vectors]) {
   // Small tiles use several accumulators to hide the FMA latency.
   constexpr int sums = height * vectors >= 8 ? 1 : height * vectors >= 4 ? 2 : 4;
   Vector sum[sums][height][vectors] = {};
@@ -172,56 +179,70 @@ __attribute__((noinline)) void conv_tile(const ConvPanel& p, const ConvPart& par
         for (int i = 0; i < sums; ++i) step(k + i, sum[i]);
     for (; k < depth; ++k) step(k, sum[0]);
   }
-  auto& acc = sum[0];
+#pragma GCC unroll 16
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < vectors; ++v) acc[r][v] = sum[0][r][v];
 #pragma GCC unroll 4
   for (int i = 1; i < sums; ++i)
 #pragma GCC unroll 16
     for (int r = 0; r < height; ++r)
       for (int v = 0; v < vectors; ++v) acc[r][v] += sum[i][r][v];
-  const auto add = [&](int64_t offset) {
+}
+
+// y[i, c] = function(bias[c] + residual[i, c] + sum over taps and k of x[tap][i][k] * weight[tap, k, c]), for `height` pixels.
+// Not inlined: the addresses of its rows need all registers.
+template <int height, int vectors, bool partial>
+__attribute__((noinline)) void conv_tile(const ConvPanel& p, const ConvPart& part, const float* const* x, float* const* y) {
+  Vector acc[height][vectors];
+  multiply_tile(p, part, x, acc);
+  const TileColumns<vectors, partial> columns(p.columns);
+  const auto add_rows = [&](int64_t offset) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-    for (int r = 0; r < height; ++r) {
-      Vector more[vectors];
-      read_columns(y[r] + offset, p.columns, more);
-      for (int v = 0; v < vectors; ++v) acc[r][v] += more[v];
-    }
+    for (int r = 0; r < height; ++r)
+      for (int v = 0; v < vectors; ++v) acc[r][v] += columns.read(y[r] + offset, v);
   };
-  if (!part.first) add(p.first);
+  if (!part.first) add_rows(p.first);
   if (part.last) {
     if (p.bias) {
       Vector bias[vectors];
-      read_columns(p.bias, p.columns, bias);
+      for (int v = 0; v < vectors; ++v) bias[v] = columns.read(p.bias, v);
 #pragma GCC unroll 16
       for (int r = 0; r < height; ++r)
         for (int v = 0; v < vectors; ++v) acc[r][v] += bias[v];
     }
-    if (p.residual) add(p.first + p.residual);
+    if (p.residual) add_rows(p.first + p.residual);
     apply(*p.function, acc);
   }
-  if (p.columns == vectors * kVector) {
 #pragma GCC unroll 16
-    for (int r = 0; r < height; ++r)
-      for (int v = 0; v < vectors; ++v) store(y[r] + p.first + v * kVector, acc[r][v]);
-  } else {
-    for (int r = 0; r < height; ++r) std::memcpy(y[r] + p.first, acc[r], p.columns * sizeof(float));
-  }
+  for (int r = 0; r < height; ++r)
+    for (int v = 0; v < vectors; ++v) columns.write(y[r] + p.first, v, acc[r][v]);
+  if (!part.last) return;
+  const auto row = [&](int i) { return y[i / vectors] + p.first; };
+  apply_in_memory(
+      *p.function, height * vectors, [&](int i) { return columns.read(row(i), i % vectors); },
+      [&](int i, Vector x) { columns.write(row(i), i % vectors, x); });
 }
 
 using ConvTile = void (*)(const ConvPanel&, const ConvPart&, const float* const* x, float* const* y);
 
-template <int vectors, int... height>
+template <int vectors, bool partial, int... height>
 ConvTile conv_tile_for(int64_t rows, std::integer_sequence<int, height...>) {
-  static constexpr ConvTile kernels[] = {conv_tile<height + 1, vectors>...};
+  static constexpr ConvTile kernels[] = {conv_tile<height + 1, vectors, partial>...};
   return kernels[rows - 1];
+}
+
+ConvTile conv_tile_for(int64_t rows, int64_t columns) {
+  constexpr auto heights = std::make_integer_sequence<int, kMR>();
+  if (columns % kVector) return columns > kVector ? conv_tile_for<2, true>(rows, heights) : conv_tile_for<1, true>(rows, heights);
+  return columns > kVector ? conv_tile_for<2, false>(rows, heights) : conv_tile_for<1, false>(rows, heights);
 }
 
 // All pixels of a panel, in tiles whose heights differ by at most one.
 void run_conv_panel(const ConvPanel& p, int64_t pixels) {
-  constexpr auto heights = std::make_integer_sequence<int, kMR>();
   const int64_t tiles = (pixels + kMR - 1) / kMR, height = pixels / tiles, higher = pixels - height * tiles;
   const auto run = [&](int64_t rows, int64_t begin, int64_t end) {
     if (begin == end) return;
-    const ConvTile tile = p.columns > kVector ? conv_tile_for<2>(rows, heights) : conv_tile_for<1>(rows, heights);
+    const ConvTile tile = conv_tile_for(rows, p.columns);
     for_each_part(p.taps, p.depth, [&](const ConvPart& part) {
       for (int64_t i = begin; i < end; i += rows) tile(p, part, p.x + i, p.y + i);
     });
@@ -443,7 +464,7 @@ void add_group_products(Vector (&acc)[pixels], const Vector (&x)[pixels], const 
 
 // Bias, residual and activation of the sums [vectors, pixels] for channels from c on.
 template <int vectors, int pixels>
-void write_group_tile(const GroupTile& t, int64_t c, Vector (&acc)[vectors][pixels]) {
+inline __attribute__((always_inline)) void write_group_tile(const GroupTile& t, int64_t c, Vector (&acc)[vectors][pixels]) {
 #pragma GCC unroll 8
   for (int v = 0; v < vectors; ++v) {
     const int64_t at = c + v * kVector;
@@ -459,6 +480,9 @@ void write_group_tile(const GroupTile& t, int64_t c, Vector (&acc)[vectors][pixe
   for (int v = 0; v < vectors; ++v)
 #pragma GCC unroll 8
     for (int p = 0; p < pixels; ++p) store(t.y + p * t.pixel + c + v * kVector, acc[v][p]);
+  const auto address = [&](int i) { return t.y + i % pixels * t.pixel + c + i / pixels * kVector; };
+  apply_in_memory(
+      *t.function, vectors * pixels, [&](int i) { return load(address(i)); }, [&](int i, Vector x) { store(address(i), x); });
 }
 
 // y[p, c] for `pixels` adjacent output pixels and some vectors of channels; groups have `width` channels and columns.

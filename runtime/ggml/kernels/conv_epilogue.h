@@ -13,24 +13,6 @@ inline __attribute__((always_inline)) void update_all(Vector (&acc)[height][vect
     for (int v = 0; v < vectors; ++v) acc[r][v] = f(acc[r][v]);
 }
 
-// The same for functions that need many registers: a loop over memory.
-template <int height, int vectors, class F>
-inline __attribute__((always_inline)) void update_in_memory(Vector (&acc)[height][vectors], F&& f) {
-  Vector all[height * vectors];
-#pragma GCC unroll 32
-  for (int i = 0; i < height * vectors; ++i) all[i] = acc[i / vectors][i % vectors];
-#pragma GCC unroll 2
-  for (int i = 0; i < height * vectors; ++i) all[i] = f(all[i]);
-#pragma GCC unroll 32
-  for (int i = 0; i < height * vectors; ++i) acc[i / vectors][i % vectors] = all[i];
-}
-
-// NaN stays NaN.
-inline Vector clamp(Vector x, Vector low, Vector high) {
-  x = x < low ? low : x;
-  return x > high ? high : x;
-}
-
 template <int height, int vectors>
 inline __attribute__((always_inline)) void apply(const ConvFunction& f, Vector (&acc)[height][vectors]) {
   switch (f.kind) {
@@ -40,14 +22,22 @@ inline __attribute__((always_inline)) void apply(const ConvFunction& f, Vector (
       return update_all(acc, [&](Vector x) { return clamp(x, low, high); });
     }
     case ConvFunction::Kind::hardsigmoid: {
-      const auto gate = [](Vector x) { return clamp(x + 3.0f, Vector{}, Vector{} + 6.0f) * (1.0f / 6); };
+      const auto gate = [](Vector x) { return clamp<Vector>(x + 3.0f, Vector{}, Vector{} + 6.0f) * (1.0f / 6); };
       return f.gated ? update_all(acc, [&](Vector x) { return x * gate(x); }) : update_all(acc, gate);
     }
-    case ConvFunction::Kind::sigmoid: {
-      const auto gate = [](Vector x) { return 1.0f / (1.0f + fast_exp(-x)); };
-      return f.gated ? update_in_memory(acc, [&](Vector x) { return x * gate(x); }) : update_in_memory(acc, gate);
-    }
+    case ConvFunction::Kind::sigmoid: return;  // needs too many registers: see apply_in_memory
   }
+}
+
+// The functions that apply() leaves out, on `count` vectors that have been stored: read(i) and write(i, x) access vector i.
+template <class Read, class Write>
+inline __attribute__((always_inline)) void apply_in_memory(const ConvFunction& f, int count, Read&& read, Write&& write) {
+  if (f.kind != ConvFunction::Kind::sigmoid) return;
+  const auto update = [&](auto&& function) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int i = 0; i < count; ++i) write(i, function(read(i)));
+  };
+  f.gated ? update([](Vector x) { return x * fast_sigmoid(x); }) : update([](Vector x) { return fast_sigmoid(x); });
 }
 
 }  // namespace keepdim::ggml

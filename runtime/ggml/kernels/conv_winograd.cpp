@@ -181,6 +181,9 @@ class WinogradBlock {
       apply(job_.function, sums);
       for (int v = 0; v < kNR / kVector; ++v) store(out[i] + v * kVector, sums[0][v]);
     }
+    apply_in_memory(
+        job_.function, kOut * kOut * (kNR / kVector), [&](int i) { return load(out[0] + i * kVector); },
+        [&](int i, Vector x) { store(out[0] + i * kVector, x); });
     if (job_.activation) {
       const void* x = out;
       job_.activation(no_scalars, out, &x, 0, kOut * kOut * kNR);

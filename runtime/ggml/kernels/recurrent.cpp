@@ -7,7 +7,7 @@
 namespace keepdim::ggml {
 namespace {
 
-float sigmoid(float x) { return 1 / (1 + fast_exp(-x)); }
+float sigmoid(float x) { return fast_sigmoid(x); }
 
 // Cells: from the gates of the input x and of the state g, both [gates, n], to the new state h [n] (and cell new_c [n]).
 struct Lstm {

@@ -1,12 +1,12 @@
-// Loops over strided operands with a static or dynamic split among threads, and scalar math shared by the kernels.
+// Loops over strided operands with a static or dynamic split among threads, and the functions that reductions use.
 #pragma once
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <type_traits>
 #include <utility>
 
 #include "ggml/job.h"
+#include "ggml/simd/fast_math.h"
 
 namespace keepdim::ggml {
 
@@ -142,8 +142,9 @@ void for_each_row(const Loop& loop, int64_t work, int ith, int nth, Body&& body)
   for (int64_t i = span.begin; i < span.end; ++i, at.next()) body(i, at.offset);
 }
 
-// The same with guided dynamic scheduling, for expensive work items: threads take the next positions from a shared counter,
-// in chunks that shrink towards the end. Returns true in the last thread to finish, after all items are done.
+// The same with dynamic scheduling, for expensive work items. A thread takes the items of its own share first, in chunks that
+// shrink towards the end, and then helps with the other shares: in each step of a plan it computes the same part of the images
+// and rows, which are still in its cache. Returns true in the last thread to finish, after all items are done.
 template <class Body>
 bool for_each_dynamic(const Job& job, const Loop& loop, int64_t work, int ith, int nth, Body&& body) {
   const int64_t count = loop.count();
@@ -151,17 +152,23 @@ bool for_each_dynamic(const Job& job, const Loop& loop, int64_t work, int ith, i
     for_each_row(loop, work, ith, nth, std::forward<Body>(body));
     return ith == 0;
   }
-  WorkCounter& work_counter = job.work_counter;
-  for (int64_t begin = work_counter.next.load(std::memory_order_relaxed); begin < count;) {
-    const int64_t end = begin + std::max<int64_t>(1, (count - begin) / (4 * nth));
-    if (!work_counter.next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
-    StridedIterator at(loop, loop.rank, begin);
-    for (int64_t i = begin; i < end; ++i, at.next()) body(i, at.offset);
-    begin = work_counter.next.load(std::memory_order_relaxed);
+  WorkCounter& counter = job.work_counter;
+  const int shares = std::min(nth, WorkCounter::kShares), threads = (nth + shares - 1) / shares;  // per share
+  for (int turn = 0; turn < shares; ++turn) {
+    const int share = (ith + turn) % shares;
+    const Span items = split_range(count, share, shares);
+    std::atomic<int64_t>& taken = counter.shares[share].taken;
+    for (int64_t first = taken.load(std::memory_order_relaxed); first < items.end - items.begin;) {
+      const int64_t left = items.end - items.begin - first, chunk = std::max<int64_t>(1, left / (4 * threads));
+      if (!taken.compare_exchange_weak(first, first + chunk, std::memory_order_relaxed)) continue;
+      StridedIterator at(loop, loop.rank, items.begin + first);
+      for (int64_t i = first; i < first + chunk; ++i, at.next()) body(items.begin + i, at.offset);
+      first = taken.load(std::memory_order_relaxed);
+    }
   }
-  if (work_counter.finished.fetch_add(1, std::memory_order_acq_rel) + 1 < nth) return false;
-  work_counter.finished.store(0, std::memory_order_relaxed);
-  work_counter.next.store(0, std::memory_order_relaxed);
+  if (counter.finished.fetch_add(1, std::memory_order_acq_rel) + 1 < nth) return false;
+  counter.finished.store(0, std::memory_order_relaxed);
+  for (WorkCounter::Share& share : counter.shares) share.taken.store(0, std::memory_order_relaxed);
   return true;
 }
 
@@ -206,103 +213,6 @@ void for_each_unlisted(const Rows& rows, Span span, Body&& body) {
 template <class T>
 T* at(void* base, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
-}
-
-template <class To, class From>
-To bit_cast(From x) {
-  static_assert(sizeof(To) == sizeof(From));
-  To y;
-  std::memcpy(&y, &x, sizeof(y));
-  return y;
-}
-
-// F is float or a SIMD vector of floats in these functions; the operations are the same.
-template <class F>
-using IntegersOf = std::conditional_t<std::is_same_v<F, float>, int32_t, decltype(std::declval<F>() < std::declval<F>())>;
-
-// Range reduction: e^x = e^r * 2^n with |r| <= ln 2 / 2.
-template <class F>
-struct SplitExp {
-  F exp_r;  // e^r
-  IntegersOf<F> n;
-};
-template <class F>
-inline __attribute__((always_inline)) SplitExp<F> split_exp(F x) {
-  const F shifted = x * 1.44269504f + 12582912.0f;
-  const F n = shifted - 12582912.0f;
-  const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  return {p * (r * r) + r + 1.0f, bit_cast<IntegersOf<F>>(shifted) - bit_cast<int32_t>(12582912.0f)};
-}
-template <class F = float>
-inline __attribute__((always_inline)) F power_of_two(IntegersOf<F> n) {  // -127 <= n <= 128
-  return bit_cast<F>((n + 127) << 23);
-}
-
-// Within 2 ulp of expf; overflows to inf and underflows to 0 as expf does.
-template <class F>
-inline __attribute__((always_inline)) F fast_exp(F x) {
-  const F low = F() - 104.0f, high = F() + 89.0f;
-  x = x < low ? low : x;
-  x = x > high ? high : x;
-  const auto [exp_r, n] = split_exp(x);
-  const IntegersOf<F> half = n >> 1;  // 2^n in two factors, since n may exceed the exponent range
-  return exp_r * power_of_two<F>(half) * power_of_two<F>(n - half);
-}
-
-inline float fast_tanh(float x) {
-  const float t = std::fabs(x), s = x * x;
-  float p = -5.70498872745e-3f;
-  p = p * s + 2.06390887954e-2f;
-  p = p * s - 5.37397155531e-2f;
-  p = p * s + 1.33314422036e-1f;
-  p = p * s - 3.33332819422e-1f;
-  const float small = p * s * x + x;
-  const float large = std::copysign(1.0f - 2.0f / (fast_exp(2.0f * t) + 1.0f), x);
-  return t < 0.625f ? small : large;
-}
-
-inline float fast_erf(float x) {
-  const float t = std::fabs(x), s = x * x;
-  float r = -1.72853470e-5f * t + 3.83197126e-4f;
-  r = r * s + (-3.88396438e-3f * t + 2.42546219e-2f);
-  r = r * t - 1.06777877e-1f;
-  r = r * t - 6.34846687e-1f;
-  r = r * t - 1.28717512e-1f;
-  r = r * t - t;
-  const auto [exp_r, n] = split_exp(r < -87.0f ? -87.0f : r);  // r <= 0; below -87 the result is 1
-  const float large = std::copysign(1.0f - exp_r * power_of_two(n), x);
-  float q = -5.96761703e-4f;
-  q = q * s + 4.99119423e-3f;
-  q = q * s - 2.67681349e-2f;
-  q = q * s + 1.12819925e-1f;
-  q = q * s - 3.76125336e-1f;
-  q = q * s + 1.28379166e-1f;
-  const float small = q * x + x;
-  return t > 0.927734375f ? large : small;
-}
-
-// Normal CDF, absolute error within 4e-8: exp of a polynomial in |x|, which approximates log CDF(-|x|).
-inline float fast_normal_cdf(float x) {
-  const float t = std::fabs(x);
-  float p = -1.60694285e-8f;
-  p = p * t + 4.99527516e-7f;
-  p = p * t - 6.62925004e-6f;
-  p = p * t + 4.76672794e-5f;
-  p = p * t - 1.76716087e-4f;
-  p = p * t - 3.30095609e-5f;
-  p = p * t + 4.85261949e-3f;
-  p = p * t - 3.63729857e-2f;
-  p = p * t - 3.18300426e-1f;
-  p = p * t - 7.97885418e-1f;
-  p = p * t - 6.93147182e-1f;
-  const auto [exp_r, n] = split_exp(p < -87.0f ? -87.0f : p);
-  const float rest = p < -87.0f ? 0.0f : exp_r * power_of_two(n);
-  return x > 0 ? 1.0f - rest : rest;
 }
 
 template <class T>

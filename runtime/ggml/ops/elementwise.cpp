@@ -94,11 +94,17 @@ template <class T> struct Reciprocal {
 template <class T> struct Rsqrt {
   T operator()(T x) const { return 1 / std::sqrt(x); }
 };
+template <class T> T sigmoid(T x) {
+  if constexpr (std::is_same_v<T, float>)
+    return fast_sigmoid(x);
+  else
+    return 1 / (1 + std::exp(-x));
+}
 template <class T> struct Sigmoid {
-  T operator()(T x) const { return 1 / (1 + exp_of(-x)); }
+  T operator()(T x) const { return sigmoid(x); }
 };
 template <class T> struct Silu {
-  T operator()(T x) const { return x / (1 + exp_of(-x)); }
+  T operator()(T x) const { return x * sigmoid(x); }
 };
 template <class T> struct Gelu {
   T operator()(T x) const { return x * normal_cdf(x); }

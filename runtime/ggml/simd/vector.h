@@ -1,7 +1,13 @@
 // SIMD vectors as the vector extensions of GCC and clang, as wide as the CPU's registers.
 #pragma once
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 #include <utility>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace keepdim::ggml {
 
@@ -32,6 +38,40 @@ using Vector = VectorOf<float>;
 
 inline Vector load(const float* x) { return load_vector(x); }
 inline void store(float* y, Vector x) { store_vector(y, x); }
+
+// The first `count` lanes, at least 1; the others are 0, and are not stored.
+inline Vector load_first(const float* x, int64_t count) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vector>(_mm512_maskz_loadu_ps(static_cast<__mmask16>(0xffff >> (kVector - count)), x));
+#else
+  Vector y = {};
+  std::memcpy(&y, x, count * sizeof(float));
+  return y;
+#endif
+}
+inline void store_first(float* y, Vector x, int64_t count) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(y, static_cast<__mmask16>(0xffff >> (kVector - count)), reinterpret_cast<__m512>(x));
+#else
+  std::memcpy(y, &x, count * sizeof(float));
+#endif
+}
+
+// x within [low, high]; NaN stays NaN. F is float or Vector. gcc compiles the comparisons of vectors to masks and blends.
+template <class F>
+inline __attribute__((always_inline)) F clamp(F x, F low, F high) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<F, Vector>)
+    return reinterpret_cast<F>(
+        _mm512_min_ps(reinterpret_cast<__m512>(high), _mm512_max_ps(reinterpret_cast<__m512>(low), reinterpret_cast<__m512>(x))));
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<F, Vector>)
+    return reinterpret_cast<F>(
+        _mm256_min_ps(reinterpret_cast<__m256>(high), _mm256_max_ps(reinterpret_cast<__m256>(low), reinterpret_cast<__m256>(x))));
+#endif
+  x = x < low ? low : x;
+  return x > high ? high : x;
+}
 
 // Lane i of the result is lane Order::lane(i) of [a, b].
 template <class Order, int... i>
