@@ -281,9 +281,15 @@ struct ConvUnits {
     const int64_t most = std::clamp(floats / std::max<int64_t>(1, job.channels * ratio), kFewPixels, kMostPixels);
     const PixelGrid largest(job, 0);
     blocks = std::max<int64_t>(1, (largest.pixels + most / 2) / most);
+    const int64_t images = job.batch * job.groups * phases;
+    if (nth > 1 && images % nth && k * job.columns <= kWeightFloats) {
+      // Equal shares of whole blocks, so that a thread reads the pixels that it wrote in the step before.
+      const int64_t wanted = std::max((4 * nth + images - 1) / images, (blocks + nth - 1) / nth * nth);
+      blocks = std::max(blocks, std::min(wanted, largest.pixels / kFewPixels / nth * nth));
+    }
     block_pixels = (largest.pixels + blocks - 1) / blocks + 1;
-    const int64_t units = job.batch * job.groups * phases * blocks;
-    if (nth > 1 && units < 4 * nth) parts = std::min(panels, (4 * nth + units - 1) / units);
+    const int64_t units = images * blocks;
+    if (nth > 1 && units < 4 * nth && units % nth) parts = std::min(panels, (4 * nth + units - 1) / units);
     count = units * parts;
     const int64_t step = job.phase[2]->stride * job.groups * job.channels * static_cast<int64_t>(sizeof(float));
     copies = phases == 1 && job.phase[2]->step == 1 && step % 2048 == 0 && depth >= 2 * kNR && panels >= 4;
@@ -448,6 +454,7 @@ struct GroupTile {
   float* y;
   const float *bias, *residual;
   const ConvFunction* function;
+  Span channels;  // to compute: all, or whole vectors of them
 };
 
 // acc[p] += x[p], channel j of each group in all lanes of the group, times weight[j].
@@ -507,10 +514,10 @@ void group_tile(const GroupTile& t, int64_t c) {
 // All channels of some pixels. The last vector overlaps the one before: the same sums again.
 template <int width, int pixels, int vectors>
 void group_pixels(const GroupTile& t) {
-  int64_t c = 0;
-  for (; c + vectors * kVector <= t.pixel; c += vectors * kVector) group_tile<width, pixels, vectors>(t, c);
-  for (; c + kVector <= t.pixel; c += kVector) group_tile<width, pixels, 1>(t, c);
-  if (c < t.pixel) group_tile<width, pixels, 1>(t, t.pixel - kVector);
+  int64_t c = t.channels.begin;
+  for (; c + vectors * kVector <= t.channels.end; c += vectors * kVector) group_tile<width, pixels, vectors>(t, c);
+  for (; c + kVector <= t.channels.end; c += kVector) group_tile<width, pixels, 1>(t, c);
+  if (c < t.channels.end) group_tile<width, pixels, 1>(t, t.channels.end - kVector);
 }
 
 // The taps of output j that are inside the image: adjacent ones.
@@ -565,9 +572,9 @@ void depthwise_row(const DepthwiseRow& row) {
                                                          : depthwise_tile<taps, stride, pixels, true>;
     t.y = row.tile.y + u * t.pixel;
     t.residual = row.tile.residual ? row.tile.residual + u * t.pixel : nullptr;
-    int64_t c = 0;
-    for (; c + kVector <= t.pixel; c += kVector) tile(t, at * t.pixel, inside, c);
-    if (c < t.pixel) tile(t, at * t.pixel, inside, t.pixel - kVector);
+    int64_t c = t.channels.begin;
+    for (; c + kVector <= t.channels.end; c += kVector) tile(t, at * t.pixel, inside, c);
+    if (c < t.channels.end) tile(t, at * t.pixel, inside, t.channels.end - kVector);
   }
 }
 
@@ -604,30 +611,36 @@ void conv_narrow_groups(ggml_tensor*, int ith, int nth, void* userdata) {
   for (int64_t k = 0; k < along.taps; ++k)
     whole = {std::max(whole.begin, along.tap[k].begin), std::min(whole.end, along.tap[k].end)};
   const DepthwiseRowFn depthwise = width == 1 ? depthwise_row_for(job) : nullptr;
+  // Few rows: each thread computes some of the channels, as of the convolutions around it.
+  const int64_t lines = job.batch * job.out[1], vectors = channels / kVector;
+  const bool by_channels = nth > 1 && lines < 4 * nth && channels % kVector == 0 && vectors >= nth && !job.activation;
+  const int parts = by_channels ? nth : 1;
   Loop loop;
-  loop.push(job.batch * job.out[1], 0);
-  const int64_t work = job.out[2] * channels * width * job.kernel[1] * job.kernel[2];
-  for_each_row(loop, work, ith, nth, [&](int64_t unit, const int64_t*) {
-    const int64_t v = unit % job.out[1], image = unit / job.out[1];
-    const Span lines = taps_inside(down, v);
+  loop.push(parts, 0);
+  loop.push(lines, 0);
+  const int64_t work = job.out[2] * channels / parts * width * job.kernel[1] * job.kernel[2];
+  for_each_row(loop, work, ith, nth, [&](int64_t position, const int64_t*) {
+    const int64_t unit = position % lines, v = unit % job.out[1], image = unit / job.out[1];
+    const Span part = split_range(vectors, static_cast<int>(position / lines), parts), taps_down = taps_inside(down, v);
     const float* line[kMaxWindowRows];
-    for (int64_t h = lines.begin; h < lines.end; ++h)
+    for (int64_t h = taps_down.begin; h < taps_down.end; ++h)
       line[h] = static_cast<const float*>(job.data[1]) + (image * job.in[1] + v * down.stride + down.tap[h].offset) * row;
     float* const y = static_cast<float*>(job.data[0]) + unit * job.out[2] * channels;
     const float* const residual = job.data[3] ? static_cast<const float*>(job.data[3]) + unit * job.out[2] * channels : nullptr;
     const float* rows[kMaxWindowRows];
     GroupTile t{};
     t.rows = rows;
-    t.height = lines.end - lines.begin;
+    t.height = taps_down.end - taps_down.begin;
     t.tap_step = along.taps > 1 ? (along.tap[1].offset - along.tap[0].offset) * channels : 0;
     t.pixel = channels;
     t.step = along.stride * channels;
     t.weight_row = job.kernel[2] * width * channels;
     t.bias = static_cast<const float*>(job.data[2]);
     t.function = &job.function;
+    t.channels = by_channels ? Span{part.begin * kVector, part.end * kVector} : Span{0, channels};
     if (depthwise) {
-      t.rows = line + lines.begin;
-      t.weight = job.packed + lines.begin * t.weight_row;
+      t.rows = line + taps_down.begin;
+      t.weight = job.packed + taps_down.begin * t.weight_row;
       t.y = y;
       t.residual = residual;
       depthwise({t, job.in[2], job.out[2], along.tap[0].offset});
@@ -637,8 +650,8 @@ void conv_narrow_groups(ggml_tensor*, int ith, int nth, void* userdata) {
       const Span taps = taps_inside(along, u);
       t.row_taps = taps.end - taps.begin;
       for (int64_t h = 0; h < t.height && t.row_taps; ++h)
-        rows[h] = line[lines.begin + h] + (u * along.stride + along.tap[taps.begin].offset) * channels;
-      t.weight = job.packed + lines.begin * t.weight_row + taps.begin * width * channels;
+        rows[h] = line[taps_down.begin + h] + (u * along.stride + along.tap[taps.begin].offset) * channels;
+      t.weight = job.packed + taps_down.begin * t.weight_row + taps.begin * width * channels;
       t.y = y + u * channels;
       t.residual = residual ? residual + u * channels : nullptr;
       several ? group_pixels<width, kPixels, 1>(t) : group_pixels<width, 1, kPixels>(t);

@@ -21,15 +21,25 @@ inline void transform_input(const Vector& a, const Vector& b, const Vector& c, c
   y[3 * step] = b - d;
 }
 
-// Blocks of adjacent tiles of one image.
+// Blocks of adjacent tiles of one image: whole groups of kMR tiles, so that the rows of a product, and its rounding, do not
+// depend on the number of threads.
 struct TileGrid {
-  int64_t rows, columns, count, block, blocks;
+  int64_t rows, columns, count, groups, block, blocks;
 
-  explicit TileGrid(const ChannelsLastConvJob& job)
-      : rows((job.out[1] + kOut - 1) / kOut), columns((job.out[2] + kOut - 1) / kOut), count(rows * columns) {
-    const int64_t most = std::clamp<int64_t>(kTileFloats / (kPositions * job.channels) / kMR, 1, kMaxTiles / kMR) * kMR;
-    blocks = std::max<int64_t>(1, (count + most - 1) / most);
-    block = (count + blocks - 1) / blocks;
+  TileGrid(const ChannelsLastConvJob& job, int nth)
+      : rows((job.out[1] + kOut - 1) / kOut),
+        columns((job.out[2] + kOut - 1) / kOut),
+        count(rows * columns),
+        groups((count + kMR - 1) / kMR) {
+    const int64_t most = std::clamp<int64_t>(kTileFloats / (kPositions * job.channels) / kMR, 1, kMaxTiles / kMR);
+    blocks = std::max<int64_t>(1, (groups + most - 1) / most);
+    if (job.batch % nth) blocks = std::min(groups, (blocks + nth - 1) / nth * nth);  // equal shares of whole blocks
+    block = (groups + blocks - 1) / blocks * kMR;
+  }
+
+  Span tiles(int64_t i) const {
+    const Span part = split_range(groups, static_cast<int>(i), static_cast<int>(blocks));
+    return {part.begin * kMR, std::min(part.end * kMR, count)};
   }
 };
 
@@ -205,7 +215,7 @@ class WinogradBlock {
 
 void conv_winograd(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ChannelsLastConvJob*>(userdata);
-  const TileGrid grid(job);
+  const TileGrid grid(job, nth);
   float* memory = scratch(WinogradBlock::floats(job, grid));
   if (!memory) return job.fail(0, "out of memory for its tiles. Free memory, or call with smaller sizes.");
   WinogradBlock block(job, grid, memory);
@@ -217,7 +227,7 @@ void conv_winograd(ggml_tensor*, int ith, int nth, void* userdata) {
   const int64_t work = grid.block * kPositions * job.channels * job.columns / parts + 1;
   for_each_dynamic(job, loop, work, ith, nth, [&](int64_t unit, const int64_t*) {
     const int64_t part = unit % parts, at = unit / parts, image = at / grid.blocks;
-    const Span tiles = split_range(grid.count, static_cast<int>(at % grid.blocks), static_cast<int>(grid.blocks));
+    const Span tiles = grid.tiles(at % grid.blocks);
     if (tiles.end == tiles.begin) return;
     if (std::exchange(filled, at) != at) block.transform_inputs(image, tiles);
     const Span panel = split_range(panels, static_cast<int>(part), static_cast<int>(parts));

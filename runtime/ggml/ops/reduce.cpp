@@ -83,11 +83,17 @@ ReduceJob* reduce_job(Build& b, const ReducedDims& p, int64_t width, int64_t chu
     kept.push(p.kept.dims[d], p.kept.strides[d] / p.kept.width() * width, p.strides[d],
               shift ? p.kept.strides[d] / p.kept.width() * shift->width() : 0);
   kept.merge();
-  if (chunk) {  // separate dim, since the last chunk may be smaller
+  const auto push = [&](int begin, int end) {
+    for (int d = begin; d < end; ++d) job->loop.push(kept.dims[d], kept.strides[0][d], kept.strides[1][d], kept.strides[2][d]);
+  };
+  // The chunks are a dim of their own, since the last may be smaller, after the outer kept dims: a thread gets whole images.
+  const int outer = std::max(0, kept.rank - 1);
+  push(0, outer);
+  if (chunk) {
     job->chunk_bytes = p.kept.count() * width;
     job->loop.push((p.inner.dims[0] + chunk - 1) / chunk, job->chunk_bytes, chunk * p.inner.strides[1][0]);
   }
-  for (int d = 0; d < kept.rank; ++d) job->loop.push(kept.dims[d], kept.strides[0][d], kept.strides[1][d], kept.strides[2][d]);
+  push(outer, kept.rank);
   return job;
 }
 
