@@ -13,6 +13,7 @@ The files of the passes:
     merge.py      merge_linears
     padding.py    skip_padding, with the bounds of value_bounds.py
     precision.py  round_products
+    integer_weights.py  store_integer_weights
     graph.py      drop_dead, renumber, and the tools of all passes
 """
 
@@ -31,6 +32,7 @@ from .conv import fold_batch_norm, fuse_conv
 from .fold import fold_constants
 from .fuse import fuse_layer_norm, fuse_linear, fuse_rms_norm, fuse_rope, fuse_swiglu
 from .graph import Supports, drop_dead, renumber, supports_all
+from .integer_weights import store_integer_weights
 from .merge import IsMapped, merge_linears, none_mapped
 from .padding import skip_padding
 from .precision import round_products
@@ -99,7 +101,10 @@ def run(
     last = [with_weights(merge_linears, is_mapped), with_weights(skip_padding, supports)]
     if precision != "f32":
         last.append(with_weights(round_products, precision))
-    first = with_weights(fold_constants), with_weights(fold_batch_norm, supports)
+    first = [
+        with_weights(fold_constants),
+        *(with_weights(f, supports) for f in (fold_batch_norm, store_integer_weights)),
+    ]
     for f in (drop_dead, *first, *PASSES, *last):
         before = _count(p)
         p = f(p, supports)

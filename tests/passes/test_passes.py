@@ -42,7 +42,15 @@ SCALARS = """const unused: f32[8] @ k
 def all_passes() -> list[str]:
     """The names of all passes in order: those that see weights come first and last."""
     named = (f.__name__ for f in passes.PASSES)
-    return ["drop_dead", "fold_constants", "fold_batch_norm", *named, "merge_linears", "skip_padding"]
+    return [
+        "drop_dead",
+        "fold_constants",
+        "fold_batch_norm",
+        "store_integer_weights",
+        *named,
+        "merge_linears",
+        "skip_padding",
+    ]
 
 
 def test_passes_say_what_they_did() -> None:
