@@ -55,11 +55,12 @@ def test_a_weight_that_is_also_a_result_stays():
             w = self.weight.to(x.dtype)
             return x @ w.t(), w
 
+    torch.manual_seed(0)
     model = Both(8, 4, torch.int8, False).eval()
     prog = keepdim.lower(model, (torch.randn(3, 8),), dynamic_shapes=({0: Dim("n", min=1, max=64)},))
     for n in SIZES:
         x = torch.randn(n, 8)
-        torch.testing.assert_close(prog(x), model(x))
+        torch.testing.assert_close(prog(x), model(x), rtol=1e-5, atol=1e-4)  # of values up to 1e3
 
 
 @pytest.mark.parametrize("rows", SIZES[:3])
