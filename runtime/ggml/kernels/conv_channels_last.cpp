@@ -10,15 +10,15 @@ constexpr int64_t kChunk = 512;                // products summed in registers b
 constexpr int64_t kFewPixels = 4 * kMR;        // least pixels of a block
 constexpr int64_t kMostPixels = 32 * kMR;      // most pixels of a block
 constexpr int64_t kL1Floats = 6 * 1024;        // inputs of a block whose weights stay in the L2 cache
-constexpr int64_t kL2Floats = 48 * 1024;       // inputs of a block whose weights are streamed: the more, the less often
+constexpr int64_t kL2Floats = 128 * 1024;      // inputs of a block whose weights are streamed: the more, the less often
 constexpr int64_t kWeightFloats = 128 * 1024;  // weights that stay in the L2 cache
 
-// One phase of each spatial dim: its output pixels as one list, its taps as another.
+// One phase of each spatial dim: the output pixels of all images as one list, its taps as another.
 struct PixelGrid {
   const Phase* dim[kSpatialDims];
-  int64_t pixels = 1;
+  int64_t pixels;
 
-  PixelGrid(const ChannelsLastConvJob& job, int64_t phase) {
+  PixelGrid(const ChannelsLastConvJob& job, int64_t phase) : pixels(job.batch) {
     for (int d = kSpatialDims - 1; d >= 0; --d) {
       dim[d] = job.phase[d] + phase % job.phases[d];
       phase /= job.phases[d];
@@ -52,14 +52,16 @@ class InputPointers {
   int64_t taps() const { return grid_.dim[0]->taps * grid_.dim[1]->taps * (job_.merged ? 1 : grid_.dim[2]->taps); }
 
   void fill(const float* x, Span pixels, const float** to, int64_t pitch) const {
+    const int64_t planes = grid_.dim[0]->count;
     for_each_row_part(grid_, pixels, [&](int64_t at, int64_t plane, int64_t row, Span columns) {
       const float** tap = to + at;
       for (int64_t a = 0; a < grid_.dim[0]->taps; ++a)
         for (int64_t b = 0; b < grid_.dim[1]->taps; ++b) {
-          const int64_t iz = plane * grid_.dim[0]->stride + grid_.dim[0]->tap[a].offset;
+          const int64_t iz = plane % planes * grid_.dim[0]->stride + grid_.dim[0]->tap[a].offset;
           const int64_t iy = row * grid_.dim[1]->stride + grid_.dim[1]->tap[b].offset;
           const bool inside = iz >= 0 && iz < job_.in[0] && iy >= 0 && iy < job_.in[1];
-          const float* line = inside ? x + (iz * job_.in[1] + iy) * job_.in[2] * job_.groups * job_.channels : nullptr;
+          const int64_t line_index = (plane / planes * job_.in[0] + iz) * job_.in[1] + iy;
+          const float* line = inside ? x + line_index * job_.in[2] * job_.groups * job_.channels : nullptr;
           for (int64_t c = 0; c < (job_.merged ? 1 : grid_.dim[2]->taps); ++c, tap += pitch)
             fill_row(line, grid_.dim[2]->tap[c], columns, tap);
         }
@@ -253,16 +255,17 @@ void run_conv_panel(const ConvPanel& p, int64_t pixels) {
 
 // Addresses of a block's output pixels.
 void fill_outputs(const ChannelsLastConvJob& job, const PixelGrid& grid, float* y, Span pixels, float** to) {
-  const int64_t pixel = job.groups * job.columns;
+  const int64_t pixel = job.groups * job.columns, planes = grid.dim[0]->count;
   for_each_row_part(grid, pixels, [&](int64_t at, int64_t plane, int64_t row, Span columns) {
-    const int64_t z = grid.dim[0]->first + plane * grid.dim[0]->step, v = grid.dim[1]->first + row * grid.dim[1]->step;
+    const int64_t z = plane / planes * job.out[0] + grid.dim[0]->first + plane % planes * grid.dim[0]->step;
+    const int64_t v = grid.dim[1]->first + row * grid.dim[1]->step;
     const int64_t u = grid.dim[2]->first + columns.begin * grid.dim[2]->step;
     fill_addresses(y + ((z * job.out[1] + v) * job.out[2] + u) * pixel, grid.dim[2]->step * pixel, columns.end - columns.begin,
                    to + at);
   });
 }
 
-// How a convolution is split into units of work: image, group, phase, block of pixels, part of the columns.
+// How a convolution is split into units of work: block of pixels, group, phase, part of the columns.
 struct ConvUnits {
   int64_t phases, taps, depth, k, panels;                      // products of a tap and of all; panels of columns
   int64_t blocks = 1, block_pixels = 0, parts = 1, count = 0;  // all phases have the block count of the largest
@@ -281,14 +284,14 @@ struct ConvUnits {
     const int64_t most = std::clamp(floats / std::max<int64_t>(1, job.channels * ratio), kFewPixels, kMostPixels);
     const PixelGrid largest(job, 0);
     blocks = std::max<int64_t>(1, (largest.pixels + most / 2) / most);
-    const int64_t images = job.batch * job.groups * phases;
-    if (nth > 1 && images % nth && k * job.columns <= kWeightFloats) {
+    const int64_t same = job.groups * phases;  // units of the same pixels
+    if (nth > 1 && k * job.columns <= kWeightFloats) {
       // Equal shares of whole blocks, so that a thread reads the pixels that it wrote in the step before.
-      const int64_t wanted = std::max((4 * nth + images - 1) / images, (blocks + nth - 1) / nth * nth);
+      const int64_t wanted = (std::max(blocks, (4 * nth + same - 1) / same) + nth - 1) / nth * nth;
       blocks = std::max(blocks, std::min(wanted, largest.pixels / kFewPixels / nth * nth));
     }
     block_pixels = (largest.pixels + blocks - 1) / blocks + 1;
-    const int64_t units = images * blocks;
+    const int64_t units = same * blocks;
     if (nth > 1 && units < 4 * nth && units % nth) parts = std::min(panels, (4 * nth + units - 1) / units);
     count = units * parts;
     const int64_t step = job.phase[2]->stride * job.groups * job.channels * static_cast<int64_t>(sizeof(float));
@@ -356,8 +359,7 @@ class ConvBlock {
 
 void conv_channels_last(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ChannelsLastConvJob*>(userdata);
-  const int64_t in_image = job.in[0] * job.in[1] * job.in[2] * job.groups * job.channels;
-  const int64_t out_image = job.out[0] * job.out[1] * job.out[2] * job.groups * job.columns;
+  const int64_t results = job.batch * job.out[0] * job.out[1] * job.out[2] * job.groups * job.columns;
   static const MapJob no_scalars{};
   const ConvUnits u(job, nth);
   float* memory = scratch(ConvBlock::floats(u));
@@ -366,14 +368,13 @@ void conv_channels_last(ggml_tensor*, int ith, int nth, void* userdata) {
   Loop loop;
   loop.push(u.count, 0);
   int64_t filled = -1;
-  for_each_dynamic(job, loop, out_image * job.batch / u.count * u.k + 1, ith, nth, [&](int64_t unit, const int64_t*) {
-    const int64_t part = unit % u.parts, at = unit / u.parts % u.blocks, phase = unit / u.parts / u.blocks % u.phases;
-    const int64_t group = unit / u.parts / u.blocks / u.phases % job.groups;
-    const int64_t image = unit / u.parts / u.blocks / u.phases / job.groups;
+  for_each_dynamic(job, loop, results / u.count * u.k + 1, ith, nth, [&](int64_t unit, const int64_t*) {
+    const int64_t part = unit % u.parts, phase = unit / u.parts % u.phases, group = unit / u.parts / u.phases % job.groups;
+    const int64_t at = unit / u.parts / u.phases / job.groups;
     if (std::exchange(filled, unit / u.parts) != unit / u.parts) {
       const PixelGrid grid(job, phase);
-      block.fill(job, u, grid, static_cast<const float*>(job.data[1]) + image * in_image + group * job.channels,
-                 static_cast<float*>(job.data[0]) + image * out_image + group * job.columns,
+      block.fill(job, u, grid, static_cast<const float*>(job.data[1]) + group * job.channels,
+                 static_cast<float*>(job.data[0]) + group * job.columns,
                  split_range(grid.pixels, static_cast<int>(at), static_cast<int>(u.blocks)));
     }
     if (block.pixels() == 0) return;
