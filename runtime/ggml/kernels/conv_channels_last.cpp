@@ -44,14 +44,16 @@ void fill_addresses(T* first, int64_t step, int64_t count, T** to) {
   for (int64_t i = 0; i < count; ++i, first += step) to[i] = first;
 }
 
-// Input addresses of a block of output pixels: [tap, pixel]. Outside of the image they point to zeros.
+// Input addresses of a block of output pixels: [tap, pixel]. Outside of the image they point to zeros. With `copy`, the inputs
+// are copied there, `pitch` elements from pixel to pixel: the part of a line that adjacent outputs read, for each line of taps.
 class InputPointers {
  public:
-  InputPointers(const ChannelsLastConvJob& job, const PixelGrid& grid) : job_(job), grid_(grid) {}
+  InputPointers(const ChannelsLastConvJob& job, const PixelGrid& grid, float* copy, int64_t pitch)
+      : job_(job), grid_(grid), copy_(copy), pixel_(copy ? pitch : job.groups * job.channels) {}
 
   int64_t taps() const { return grid_.dim[0]->taps * grid_.dim[1]->taps * (job_.merged ? 1 : grid_.dim[2]->taps); }
 
-  void fill(const float* x, Span pixels, const float** to, int64_t pitch) const {
+  void fill(const float* x, Span pixels, const float** to, int64_t pitch) {
     const int64_t planes = grid_.dim[0]->count;
     for_each_row_part(grid_, pixels, [&](int64_t at, int64_t plane, int64_t row, Span columns) {
       const float** tap = to + at;
@@ -62,6 +64,7 @@ class InputPointers {
           const bool inside = iz >= 0 && iz < job_.in[0] && iy >= 0 && iy < job_.in[1];
           const int64_t line_index = (plane / planes * job_.in[0] + iz) * job_.in[1] + iy;
           const float* line = inside ? x + line_index * job_.in[2] * job_.groups * job_.channels : nullptr;
+          if (line && copy_) line = copy_part(line, columns);
           for (int64_t c = 0; c < (job_.merged ? 1 : grid_.dim[2]->taps); ++c, tap += pitch)
             fill_row(line, grid_.dim[2]->tap[c], columns, tap);
         }
@@ -78,21 +81,35 @@ class InputPointers {
   }
 
  private:
+  // Copies the pixels of a line that adjacent outputs read. Returns where the copy of the whole line would begin.
+  const float* copy_part(const float* line, Span columns) {
+    const Phase& along = *grid_.dim[2];
+    const int64_t low = along.tap[0].offset, high = along.tap[along.taps - 1].offset;  // in kernel order, forward
+    const int64_t begin = std::max<int64_t>(0, columns.begin * along.stride + low);
+    const int64_t end = std::min(job_.in[2], (columns.end - 1) * along.stride + high + 1);
+    const float* const base = copy_ - begin * pixel_;
+    for (int64_t i = begin; i < end; ++i, copy_ += pixel_)
+      std::memcpy(copy_, line + i * job_.groups * job_.channels, job_.channels * sizeof(float));
+    return base;
+  }
+
   // Addresses of one tap for adjacent outputs; `line` is nullptr outside of the image.
   void fill_row(const float* line, const Tap& tap, Span columns, const float** to) const {
-    const int64_t pixel = job_.groups * job_.channels, stride = grid_.dim[2]->stride;
+    const int64_t stride = grid_.dim[2]->stride;
     Span valid{columns.end, columns.end};
     if (line) valid = {std::clamp(tap.begin, columns.begin, columns.end), std::clamp(tap.end, columns.begin, columns.end)};
     if (valid.begin > valid.end) valid = {columns.end, columns.end};
     std::fill_n(to, valid.begin - columns.begin, job_.zeros);
     if (valid.begin < valid.end)
-      fill_addresses(line + (valid.begin * stride + tap.offset) * pixel, stride * pixel, valid.end - valid.begin,
+      fill_addresses(line + (valid.begin * stride + tap.offset) * pixel_, stride * pixel_, valid.end - valid.begin,
                      to + (valid.begin - columns.begin));
     std::fill_n(to + (valid.end - columns.begin), columns.end - valid.end, job_.zeros);
   }
 
   const ChannelsLastConvJob& job_;
   const PixelGrid& grid_;
+  float* copy_;
+  const int64_t pixel_;
 };
 
 // A panel of up to kNR columns of the result, for some pixels.
@@ -271,6 +288,7 @@ struct ConvUnits {
   int64_t blocks = 1, block_pixels = 0, parts = 1, count = 0;  // all phases have the block count of the largest
   // The inputs of a block are copied: pixels at a multiple of half a page would conflict in a few sets of the L1 cache.
   bool copies;
+  int64_t copied_pixels;
 
   ConvUnits(const ChannelsLastConvJob& job, int nth)
       : phases(job.phases[0] * job.phases[1] * job.phases[2]),
@@ -295,8 +313,15 @@ struct ConvUnits {
     if (nth > 1 && units < 4 * nth && units % nth) parts = std::min(panels, (4 * nth + units - 1) / units);
     count = units * parts;
     const int64_t step = job.phase[2]->stride * job.groups * job.channels * static_cast<int64_t>(sizeof(float));
-    copies = phases == 1 && job.phase[2]->step == 1 && step % 2048 == 0 && depth >= 2 * kNR && panels >= 4;
+    copies = phases == 1 && !job.merged && step % 2048 == 0 && depth >= 2 * kNR && panels * taps >= 4;
+    const Phase& along = *job.phase[2];
+    const int64_t reach = along.taps ? along.tap[along.taps - 1].offset - along.tap[0].offset + 1 : 0;
+    copies = copies && reach > 0;
+    // A block touches at most `lines` rows of outputs.
+    const int64_t lines = block_pixels / std::max<int64_t>(1, along.count) + 2;
+    copied_pixels = copies ? job.kernel[0] * job.kernel[1] * (block_pixels * along.stride + lines * reach) : 0;
   }
+  int64_t pitch() const { return depth + kVector; }  // of copied pixels
 };
 
 // The addresses of a block of pixels, and its inputs if they are copied.
@@ -304,7 +329,7 @@ class ConvBlock {
  public:
   static int64_t floats(const ConvUnits& u) {
     const int64_t addresses = u.taps * u.block_pixels + u.taps + u.block_pixels;
-    return static_cast<int64_t>(sizeof(void*) / sizeof(float)) * addresses + (u.copies ? u.block_pixels * pitch(u) : 0);
+    return static_cast<int64_t>(sizeof(void*) / sizeof(float)) * addresses + u.copied_pixels * u.pitch();
   }
   ConvBlock(float* memory, const ConvUnits& u)
       : rows_(reinterpret_cast<const float**>(memory)),
@@ -314,13 +339,12 @@ class ConvBlock {
 
   void fill(const ChannelsLastConvJob& job, const ConvUnits& u, const PixelGrid& grid, const float* x, float* y, Span pixels) {
     count_ = pixels.end - pixels.begin;
-    const InputPointers inputs(job, grid);
+    InputPointers inputs(job, grid, u.copies ? copy_ : nullptr, u.pitch());
     taps_ = inputs.taps();
     depth_ = u.depth;
     inputs.fill(x, pixels, rows_, count_);
     for (int64_t t = 0; t < taps_; ++t) weight_offset_[t] = inputs.weight_offset(t);
     fill_outputs(job, grid, y, pixels, y_);
-    if (u.copies) copy_inputs(u);
   }
 
   // Everything but weight, bias, residual and columns.
@@ -338,18 +362,6 @@ class ConvBlock {
   float* pixel(int64_t i) const { return y_[i]; }
 
  private:
-  static int64_t pitch(const ConvUnits& u) { return u.k + kVector; }
-
-  // [pixels, taps * depth]: one long tap.
-  void copy_inputs(const ConvUnits& u) {
-    for (int64_t i = 0; i < count_; ++i) {
-      float* const to = copy_ + i * pitch(u);
-      for (int64_t t = 0; t < taps_; ++t) std::memcpy(to + t * depth_, rows_[t * count_ + i], depth_ * sizeof(float));
-      rows_[i] = to;
-    }
-    depth_ *= std::exchange(taps_, 1);
-  }
-
   const float** rows_;  // [taps, pixels]
   int64_t* weight_offset_;
   float** y_;
