@@ -37,9 +37,9 @@ struct Reduction {
   const int last = job.inner.rank - 1, tail = kept.rank - 1;  // innermost reduced dim; innermost kept dim
   const int64_t sx = job.inner.strides[1][last];
 
-  // x: an element or a vector of them
-  template <class X>
-  static X term(X x, T shift) {
+  // x: an element or a vector of them; shift: likewise, or a single number
+  template <class X, class S>
+  static X term(X x, S shift) {
     if constexpr (squares)
       return (x - shift) * (x - shift);
     else
@@ -87,6 +87,17 @@ struct Reduction {
     return sx != sizeof(T) && kept.strides[1][tail] == sizeof(T) && kept.strides[0][tail] == sizeof(Out);
   }
 
+  // to[j] = body(at, j) for all j, as vectors and then as elements; at(p) reads at p. Explicit, since compilers do not vectorise
+  // the comparisons of Maximum and Minimum.
+  template <class Body>
+  static void for_each_vector(int64_t count, Body&& body, T* to) {
+    const auto vector_at = [](const T* p) __attribute__((always_inline)) { return load_vector(p); };
+    const auto element_at = [](const T* p) { return *p; };
+    int64_t j = 0;
+    for (; j + R::kCount <= count; j += R::kCount) store_vector(to + j, VectorOf<T>(body(vector_at, j)));
+    for (; j < count; ++j) to[j] = body(element_at, j);
+  }
+
   // `count` adjacent results: accumulates rows, a block of kColumns columns at a time.
   void columns(int64_t count, const int64_t* offset) const {
     const Loop inner = chunk_loop(job, offset[0] / job.chunk_bytes);
@@ -113,14 +124,18 @@ struct Reduction {
           const int64_t last_row = std::min(end, i + kRows * step);
           while (i + (kRowsAtOnce - 1) * step < last_row) {
             const T *a = next_row(), *b = next_row(), *c = next_row(), *d = next_row();
-            for (int64_t j = 0; j < width; ++j) {
-              const T two = F::f(F::f(block[j], term(a[j], shift[j])), term(b[j], shift[j]));
-              block[j] = F::f(F::f(two, term(c[j], shift[j])), term(d[j], shift[j]));
-            }
+            for_each_vector(
+                width,
+                [&](auto at, int64_t j) {
+                  const auto two = F::f(F::f(at(block + j), term(at(a + j), at(shift + j))), term(at(b + j), at(shift + j)));
+                  return F::f(F::f(two, term(at(c + j), at(shift + j))), term(at(d + j), at(shift + j)));
+                },
+                block);
           }
           while (i < last_row) {
             const T* x = next_row();
-            for (int64_t j = 0; j < width; ++j) block[j] = F::f(block[j], term(x[j], shift[j]));
+            for_each_vector(
+                width, [&](auto at, int64_t j) { return F::f(at(block + j), term(at(x + j), at(shift + j))); }, block);
           }
           for (int64_t j = 0; j < width; ++j) acc[j] = F::f(acc[j], static_cast<Acc>(block[j]));
         }

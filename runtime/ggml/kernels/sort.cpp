@@ -89,6 +89,21 @@ const Key* radix_sort(Key* keys, Key* scratch, int64_t n) {
   return keys;
 }
 
+// The k smallest keys, in order, at the beginning of the row. Only keys below the k-th smallest so far are kept: few of them.
+template <class Key>
+void select_smallest(Key* keys, int64_t n, int64_t k) {
+  const int64_t most = 2 * k + 32;
+  int64_t kept = std::min(n, most), i = kept;
+  while (i < n) {
+    std::nth_element(keys, keys + k - 1, keys + kept);
+    kept = k;
+    const Key limit = keys[k - 1];
+    for (; i < n && kept < most; ++i)
+      if (keys[i] < limit) keys[kept++] = keys[i];
+  }
+  std::partial_sort(keys, keys + k, keys + kept);
+}
+
 template <class T>
 void sort_rows(ggml_tensor*, int ith, int nth, void* userdata) {
   using Key = KeyOf<T>;
@@ -100,9 +115,8 @@ void sort_rows(ggml_tensor*, int ith, int nth, void* userdata) {
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     Key* keys = all + r * n;
     const Key* sorted = keys;
-    if (k < n / 8) {
-      std::nth_element(keys, keys + k, keys + n);
-      std::sort(keys, keys + k);
+    if (k > 0 && k < n / 8) {
+      select_smallest(keys, n, k);
     } else if (sort_needs_scratch(n)) {
       sorted = radix_sort(keys, all + (job.rows + r) * n, n);
     } else {

@@ -12,8 +12,13 @@ namespace {
 
 // ---- unary functions
 
-template <class T> T exp_of(T x) { return std::exp(x); }
-template <> float exp_of(float x) { return fast_exp(x); }
+// Inlined always: a call would keep a loop from being vectorised.
+template <class T> inline __attribute__((always_inline)) T exp_of(T x) {
+  if constexpr (std::is_same_v<T, float>)
+    return fast_exp(x);
+  else
+    return std::exp(x);
+}
 template <class T> T erf_of(T x) { return std::erf(x); }
 template <> float erf_of(float x) { return fast_erf(x); }
 template <class T> T normal_cdf(T x) { return T(0.5) * (1 + std::erf(x * T(0.70710678118654752))); }
