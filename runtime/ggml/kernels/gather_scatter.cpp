@@ -30,20 +30,26 @@ struct IndexToOffset {
 
   // Locates n indices that are `step` bytes apart. Returns whether all are valid.
   bool block(int64_t offset, int64_t step, int64_t n, int64_t* to) const {
-    bool bad = false;
-    const auto read = [&](auto contiguous) {
+    int64_t outside = 0;  // negative if any index is
+    const bool shifts = (scale & (scale - 1)) == 0;
+    const int shift = scale > 0 ? __builtin_ctzll(static_cast<uint64_t>(scale)) : 0;  // cheaper than a 64-bit product
+    const auto read = [&](auto contiguous, auto by_shift) {
       const char* const from = data + offset;
 #pragma GCC ivdep
       for (int64_t i = 0; i < n; ++i) {
         const int64_t value = contiguous ? reinterpret_cast<const I*>(from)[i] : *reinterpret_cast<const I*>(from + i * step);
         const int64_t index = value + (value < 0 ? wrap : 0);
-        bad |= (index < 0) | (index >= limit);
-        to[i] = index * scale;
+        outside |= index | (limit - 1 - index);
+        to[i] = by_shift ? static_cast<int64_t>(static_cast<uint64_t>(index) << shift) : index * scale;
       }
     };
-    step == sizeof(I) ? read(std::true_type()) : read(std::false_type());
-    for (int64_t i = 0; bad && i < n; ++i) to[i] = (*this)(offset + i * step);
-    return !bad;
+    const bool adjacent = step == sizeof(I);
+    if (shifts && scale > 0)
+      adjacent ? read(std::true_type(), std::true_type()) : read(std::false_type(), std::true_type());
+    else
+      adjacent ? read(std::true_type(), std::false_type()) : read(std::false_type(), std::false_type());
+    for (int64_t i = 0; outside < 0 && i < n; ++i) to[i] = (*this)(offset + i * step);
+    return outside >= 0;
   }
 
   int64_t operator()(int64_t offset) const {
@@ -89,12 +95,16 @@ void gather_elements(const L& locate, int64_t n, char* y, int64_t sy, char* x, i
     const int64_t m = std::min(kIndexBlock, n - begin);
     const bool valid = locate.block(index + begin * si, si, m, from);
     char* const to = y + begin * sy;
-    char* const row = x + begin * sx;
+    char* row = x + begin * sx;
     if (!valid) {
       for (int64_t i = 0; i < m; ++i) *at<T>(to, i * sy) = from[i] < 0 ? T(0) : *at<T>(row, i * sx + from[i]);
-    } else if (sy == sizeof(T)) {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < m; ++i) reinterpret_cast<T*>(to)[i] = *at<T>(row, i * sx + from[i]);
+    } else if (sy == sizeof(T) && sx == 0) {
+      // Not vectorised: gather instructions are slower than loads.
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < m; ++i) {
+        asm("" : "+r"(row));
+        reinterpret_cast<T*>(to)[i] = *at<T>(row, from[i]);
+      }
     } else {
       for (int64_t i = 0; i < m; ++i) *at<T>(to, i * sy) = *at<T>(row, i * sx + from[i]);
     }
