@@ -308,6 +308,7 @@ void Build::step(Kernel kernel, Job* job, const Tensor& out, std::initializer_li
   --tensors_left_;
   ++tensors_used_;
   job->error = &plan_->error;
+  job->work_counter = &plan_->work_counter;
   if (node_) job->node = node_->node, job->name = &name();  // without a node: a copy to an output
   add_reference(&job->data[0], out);
   int i = 0;

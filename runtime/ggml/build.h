@@ -66,6 +66,7 @@ struct GgmlPlan final : Plan {
   };
   std::vector<Data> data;
   RunError error;
+  WorkCounter work_counter;
   size_t block_bytes = 0;
 
   size_t bytes() const override;

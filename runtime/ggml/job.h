@@ -41,7 +41,8 @@ struct RunError {
   void set(const void* failed, int64_t at, const std::string& what);
 };
 
-// Shared counters for dynamic scheduling. Every thread enters every kernel; the last one to finish resets them for the next run.
+// Shared counters for dynamic scheduling, one set for all steps of a plan. Every thread enters every kernel; the last one to
+// finish resets them for the next step.
 struct WorkCounter {
   static constexpr int kShares = 8;
   struct Share {  // a thread's items; on a cache line of its own
@@ -50,18 +51,14 @@ struct WorkCounter {
   };
   Share shares[kShares];
   std::atomic<int> finished{0};  // threads that found no more work
-
-  WorkCounter() = default;
-  WorkCounter(const WorkCounter&) {}
-  WorkCounter& operator=(const WorkCounter&) { return *this; }
 };
 
 // Argument of a kernel. `data` is patched before each run; the rest is set when the plan is built.
 struct Job {
-  mutable WorkCounter work_counter;
   void* data[kMaxData] = {};  // result, operands
   Loop loop;
   RunError* error = nullptr;
+  WorkCounter* work_counter = nullptr;
   const Node* node = nullptr;
   const std::string* name = nullptr;  // name of the result
 

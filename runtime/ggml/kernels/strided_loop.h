@@ -152,7 +152,7 @@ bool for_each_dynamic(const Job& job, const Loop& loop, int64_t work, int ith, i
     for_each_row(loop, work, ith, nth, std::forward<Body>(body));
     return ith == 0;
   }
-  WorkCounter& counter = job.work_counter;
+  WorkCounter& counter = *job.work_counter;
   const int shares = std::min(nth, WorkCounter::kShares), threads = (nth + shares - 1) / shares;  // per share
   for (int turn = 0; turn < shares; ++turn) {
     const int share = (ith + turn) % shares;
