@@ -38,9 +38,9 @@ struct IndexToOffset {
 #pragma GCC ivdep
       for (int64_t i = 0; i < n; ++i) {
         const int64_t value = contiguous ? reinterpret_cast<const I*>(from)[i] : *reinterpret_cast<const I*>(from + i * step);
-        const int64_t index = value + (value < 0 ? wrap : 0);
-        outside |= index | (limit - 1 - index);
-        to[i] = by_shift ? static_cast<int64_t>(static_cast<uint64_t>(index) << shift) : index * scale;
+        const auto index = static_cast<uint64_t>(value + (value < 0 ? wrap : 0));  // unsigned: an invalid one may overflow
+        outside |= static_cast<int64_t>(index | (static_cast<uint64_t>(limit) - 1 - index));
+        to[i] = static_cast<int64_t>(by_shift ? index << shift : index * static_cast<uint64_t>(scale));
       }
     };
     const bool adjacent = step == sizeof(I);
@@ -121,10 +121,12 @@ void gather_rows(const IndexJob& job, const L& locate, int64_t rows, int64_t n, 
   for (int64_t r = 0; r < rows; ++r) {
     char* const y = at<char>(job.data[0], offset[0] + r * strides[0][last - 1]);
     const int64_t from = locate(offset[2] + r * strides[2][last - 1]);
-    char* const x = at<char>(job.data[1], offset[1] + r * strides[1][last - 1] + from);
-    if (from < 0)
+    if (from < 0) {
       for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = T(0);
-    else if (sy == w && sx == w)
+      continue;
+    }
+    char* const x = at<char>(job.data[1], offset[1] + r * strides[1][last - 1] + from);
+    if (sy == w && sx == w)
       copy_bytes(y, x, n * w);
     else
       for (int64_t i = 0; i < n; ++i) *at<T>(y, i * sy) = *at<T>(x, i * sx);

@@ -66,10 +66,19 @@ inline __attribute__((always_inline)) F exp2_fraction(F f) {
 
 constexpr float kExponentShift = 12582912.0f + 127.0f;  // x + this has round(x) + 127 in its lowest bits
 
+// The float whose exponent is in the lowest bits of x.
+template <class F>
+inline __attribute__((always_inline)) F shifted_exponent(F x) {
+  if constexpr (std::is_same_v<F, float>)
+    return bit_cast<float>(bit_cast<uint32_t>(x) << 23);
+  else
+    return bit_cast<F>(bit_cast<IntegersOf<F>>(x) << 23);
+}
+
 // 2^x for -126 <= x < 128.
 inline float fast_exp2(float x) {
   const float shifted = x + kExponentShift;
-  return exp2_fraction(x - (shifted - kExponentShift)) * bit_cast<float>(bit_cast<int32_t>(shifted) << 23);
+  return exp2_fraction(x - (shifted - kExponentShift)) * shifted_exponent(shifted);
 }
 
 // 1 / (1 + e^-x), within 3 ulp where that is above 1e-38; 0 below. Cheaper than with fast_exp: e^-x is 2^n * 2^f with
@@ -80,7 +89,7 @@ inline __attribute__((always_inline)) F fast_sigmoid(F x) {
   x = clamp<F>(x, F() - 88.8f, F() + 87.3f);  // n from -126 to 128
   const F shifted = x * log2_e + kExponentShift;
   const F f = x * rest + (x * log2_e - (shifted - kExponentShift));
-  return 1.0f / (exp2_fraction(f) * bit_cast<F>(bit_cast<IntegersOf<F>>(shifted) << 23) + 1.0f);
+  return 1.0f / (exp2_fraction(f) * shifted_exponent(shifted) + 1.0f);
 }
 
 inline float fast_tanh(float x) {
