@@ -1,4 +1,7 @@
-"""The calling convention of a lowered program: arguments to checked inputs, outputs to the model's return structure."""
+"""The calling convention of a lowered program: arguments to flat inputs, outputs to the model's return structure.
+
+The sizes are bound to symbols and checked in C++ (`runtime/core/contract.cpp`).
+"""
 
 from __future__ import annotations
 

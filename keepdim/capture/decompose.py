@@ -1,5 +1,6 @@
 """Decompositions of ops that neither an engine nor ExecuTorch's kernels have into ops that they have. Each is torch's
-op as a Python function; a node is replaced by the graph that tracing it on the node's own sizes records."""
+op as a Python function; a node is replaced by the graph that tracing it on the node's own sizes records. Changes of
+torch's own decompositions are in `compat/tracing.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Patches of torch.export: shape functions and decompositions that would fix a size at that of the example."""
+"""Patches of torch.export: torch's own shape functions and decompositions that would fix a size at that of the example.
+
+Decompositions that keepdim adds to a graph are in `capture/decompose.py`.
+"""
 
 from __future__ import annotations
 

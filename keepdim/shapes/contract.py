@@ -2,8 +2,8 @@
 
 A Contract has symbols with ranges and sources, inputs and outputs with Dims as shapes, and constraints between them.
 Data-dependent sizes are symbols too: they are read from the outputs. `capture/contract_reader.py` reads a contract from
-an ExportedProgram. `solve` finds the input size that each symbol is computed from; calls are checked in C++. In a file
-Dims are rows of one `DimTable`.
+an ExportedProgram. `solve` finds the input size that each symbol is computed from, and `Contract.bind` binds symbols to
+sizes; a call is bound and checked in C++ (`runtime/core/contract.cpp`). In a file Dims are entries of one `DimTable`.
 """
 
 from __future__ import annotations
