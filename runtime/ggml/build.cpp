@@ -13,8 +13,9 @@ namespace keepdim::ggml {
 namespace {
 
 constexpr int64_t kAlign = 64;
-constexpr size_t kChunk = 32 * 1024;    // maximum chunk size of a pool
-constexpr double kWorkPerStep = 5'000;  // multiply-adds per step that justify a thread barrier
+constexpr size_t kChunk = 32 * 1024;        // maximum chunk size of a pool, except for
+constexpr size_t kMaxReserve = 256 * 1024;  // the first, which is as large as the jobs of the plan before
+constexpr double kSharedWork = 5'000;       // multiply-adds of a step that justify waiting for other threads
 
 int64_t align(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -146,15 +147,20 @@ void Job::fail(int64_t position, const std::string& fact) const {
   error->set(this, position, "[run] " + node->op + " '" + *name + "': " + fact);
 }
 
+void JobPool::add_chunk(size_t bytes) {
+  chunks_.emplace_back(new char[bytes]);
+  next_ = chunks_.back().get();
+  left_ = bytes;
+  bytes_ += bytes;
+}
+
+void JobPool::reserve(size_t bytes) {
+  if (bytes) add_chunk(bytes);
+}
+
 void* JobPool::allocate(size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
-  if (bytes > left_) {
-    const size_t chunk = std::max(bytes, std::min(kChunk, bytes_ + 2048));
-    chunks_.emplace_back(new char[chunk]);
-    next_ = chunks_.back().get();
-    left_ = chunk;
-    bytes_ += chunk;
-  }
+  if (bytes > left_) add_chunk(std::max(bytes, std::min(kChunk, bytes_ + 2048)));
   void* taken = next_;
   next_ += bytes;
   left_ -= bytes;
@@ -163,8 +169,8 @@ void* JobPool::allocate(size_t bytes) {
 
 size_t GgmlPlan::bytes() const {
   const size_t places = in_arena.capacity() + in_inputs.capacity() + in_outputs.capacity();
-  const size_t lists =
-      places * sizeof(PointerPatch) + data.capacity() * sizeof(Data) + node_of_step.capacity() * sizeof(node_of_step[0]);
+  const size_t lists = places * sizeof(PointerPatch) + data.capacity() * sizeof(Data) + steps.capacity() * sizeof(Step) +
+                       last_nodes.capacity() * sizeof(last_nodes[0]);
   return sizeof(*this) + block_bytes + pool.bytes() + lists;
 }
 
@@ -266,18 +272,12 @@ void* Build::allocate_table(int64_t count, int64_t width) {
   return plan_->pool.allocate(static_cast<size_t>(bytes));
 }
 
-ggml_context* Build::context() {
-  constexpr size_t max_tensors_per_step = 4;
-  if (tensors_left_ < max_tensors_per_step) {
-    // The first block is sized for as many tensors as the previous plan used.
-    const size_t count = std::max<size_t>(plan_->contexts.empty() ? tensors_used_ + max_tensors_per_step : 64, 16);
-    const size_t bytes = count * ggml_tensor_overhead();
-    plan_->blocks.emplace_back(new char[bytes]);
-    plan_->block_bytes += bytes;
-    plan_->contexts.emplace_back(ggml_init({bytes, plan_->blocks.back().get(), true}));
-    if (plan_->contexts.size() == 1) tensors_used_ = 0;
-    tensors_left_ = count;
-  }
+// A context of its own, for `tensors` tensors and `more_bytes`.
+ggml_context* Build::add_context(size_t tensors, size_t more_bytes) {
+  const size_t bytes = tensors * ggml_tensor_overhead() + more_bytes;
+  plan_->blocks.emplace_back(new char[bytes]);
+  plan_->block_bytes += bytes;
+  plan_->contexts.emplace_back(ggml_init({bytes, plan_->blocks.back().get(), true}));
   return plan_->contexts.back().get();
 }
 
@@ -285,28 +285,25 @@ void Build::add_reference(void** where, const Tensor& t) {
   if (t.buffer >= 0) references_.push_back({where, t.buffer, t.offset});
 }
 
-void Build::add_step(ggml_tensor* tensor, const Tensor& out, std::initializer_list<const Tensor*> ins, uint8_t inplace) {
+void Build::add_step(const Step& step, const Tensor& out, std::initializer_list<const Tensor*> ins, uint8_t inplace,
+                     ggml_tensor* product) {
   const auto index = static_cast<int32_t>(steps_.size());
-  Step step{tensor, out.buffer, {}, inplace, node_ ? node_->node : nullptr};
-  std::fill(std::begin(step.ins), std::end(step.ins), -1);
+  StepBuffers buffers{out.buffer, {}, inplace, product};
+  std::fill(std::begin(buffers.ins), std::end(buffers.ins), -1);
   buffers_[out.buffer].last = index;
   int i = 0;
   for (const Tensor* x : ins) {
-    step.ins[i++] = x->buffer;
+    buffers.ins[i++] = x->buffer;
     if (x->buffer >= 0) buffers_[x->buffer].last = index;
   }
-  tensor->flags |= GGML_TENSOR_FLAG_COMPUTE;
-  steps_.push_back(step);
+  steps_.push_back(buffers);
+  plan_->steps.push_back(step);
 }
 
 void Build::step(Kernel kernel, Job* job, const Tensor& out, std::initializer_list<const Tensor*> ins, double cost,
                  bool elementwise) {
   if (!kernel)
     fail(Code::internal, "[build] " + (node_ ? node_->node->op + " '" + name() + "'" : "result") + ": no kernel for its dtype.");
-  // The ggml tensor only carries the kernel; shapes and pointers are in the job.
-  ggml_tensor* tensor = ggml_custom_4d(context(), GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, kernel, GGML_N_TASKS_MAX, job);
-  --tensors_left_;
-  ++tensors_used_;
   job->error = &plan_->error;
   job->work_counter = &plan_->work_counter;
   if (node_) job->node = node_->node, job->name = &name();  // without a node: a copy to an output
@@ -319,7 +316,8 @@ void Build::step(Kernel kernel, Job* job, const Tensor& out, std::initializer_li
     add_reference(&job->data[++i], *x);
   }
   work_ += cost;
-  add_step(tensor, out, ins, inplace);
+  if (cost >= kSharedWork) shared_work_ += cost;
+  add_step({kernel, job, job->node, cost >= kSharedWork}, out, ins, inplace);
 }
 
 Tensor Build::map(ElementwiseFn fn, DType type, DType result_type, Tensor out, std::initializer_list<const Tensor*> ins,
@@ -403,7 +401,7 @@ Tensor Build::mul_mat(Tensor out, const Tensor& weight, const Tensor& rows, int6
   // ggml uses 32-bit row sizes.
   if (k > INT32_MAX || n > INT32_MAX) refuse("a product over rows of " + std::to_string(k) + " is too large.");
   allocate(out);
-  ggml_context* ctx = context();
+  ggml_context* ctx = add_context(3);
   const int64_t inner = batch.rank > 0 ? batch.dims[batch.rank - 1] : 1;
   const int64_t outer = batch.rank > 1 ? batch.dims[0] : 1;
   const int64_t inner_step = batch.rank > 0 ? batch.strides[2][batch.rank - 1] : 0;
@@ -415,13 +413,14 @@ Tensor Build::mul_mat(Tensor out, const Tensor& weight, const Tensor& rows, int6
   w->nb[3] = static_cast<size_t>(outer_step ? outer_step : row_step * n);
   ggml_tensor* x = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, k, m, inner, outer);
   ggml_tensor* y = ::ggml_mul_mat(ctx, w, x);
-  tensors_left_ -= 3;
-  tensors_used_ += 3;
   add_reference(&w->data, weight);
   add_reference(&x->data, rows);
   add_reference(&y->data, out);
-  work_ += static_cast<double>(out.count()) * static_cast<double>(k);
-  add_step(y, out, {&weight, &rows}, 0);
+  const double cost = static_cast<double>(out.count()) * static_cast<double>(k);
+  work_ += cost;
+  shared_work_ += cost;  // ggml shares every product
+  y->flags |= GGML_TENSOR_FLAG_COMPUTE;
+  add_step({nullptr, nullptr, node_->node, true}, out, {&weight, &rows}, 0, y);
   return out;
 }
 
@@ -432,26 +431,45 @@ void Build::over_limit(int64_t bytes) const {
                       static_cast<size_t>(limit_));
 }
 
+void Build::add_value(size_t i) {
+  const Value& value = program_.values[i];
+  Tensor t = shape_of(static_cast<int32_t>(i));
+  const int64_t bytes = checked_bytes(t);
+  const auto kind = value.kind == Value::Kind::input ? Buffer::Kind::input : Buffer::Kind::constant;
+  if (bytes) t.buffer = add_buffer(kind, static_cast<int32_t>(i), bytes);
+  values_[i] = t;
+}
+
+// Adds the values whose size is the same in every plan, and lists the others.
+void Build::sort_values() {
+  values_.assign(program_.values.size(), Tensor());
+  buffers_.clear();
+  varying_values_.clear();
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const Value& value = program_.values[i];
+    if (value.kind == Value::Kind::temp || dtype_bytes(value.dtype) == 0) continue;
+    if (value.dims.size() > kMaxRank) continue;  // not used by any node (checked at load)
+    const auto is_fixed = [&](DimId id) { return program_.contract.dims.is_constant(id); };
+    if (std::all_of(value.dims.begin(), value.dims.end(), is_fixed))
+      add_value(i);
+    else
+      varying_values_.push_back(i);
+  }
+  fixed_buffers_ = buffers_.size();
+}
+
 void Build::start(const int64_t* sizes, size_t limit) {
   sizes_ = sizes;
   limit_ = static_cast<int64_t>(std::min<size_t>(limit, INT64_MAX));
   plan_ = std::make_unique<GgmlPlan>();
-  values_.assign(program_.values.size(), Tensor());
-  buffers_.clear();
+  plan_->steps.reserve(steps_before_);
+  plan_->pool.reserve(std::min({pool_before_, kMaxReserve, limit}));
   steps_.clear();
   references_.clear();
-  tensors_left_ = 0;
-  work_ = 0;
-  for (size_t i = 0; i < program_.values.size(); ++i) {
-    const Value& value = program_.values[i];
-    if (value.kind == Value::Kind::temp || dtype_bytes(value.dtype) == 0) continue;
-    if (value.dims.size() > kMaxRank) continue;  // not used by any node (checked at load)
-    Tensor t = shape_of(static_cast<int32_t>(i));
-    const int64_t bytes = checked_bytes(t);
-    const auto kind = value.kind == Value::Kind::input ? Buffer::Kind::input : Buffer::Kind::constant;
-    if (bytes) t.buffer = add_buffer(kind, static_cast<int32_t>(i), bytes);
-    values_[i] = t;
-  }
+  work_ = shared_work_ = 0;
+  if (values_.empty()) sort_values();
+  buffers_.resize(fixed_buffers_);
+  for (size_t i : varying_values_) add_value(i);
 }
 
 void Build::add_node(const ResolvedNode& node) {
@@ -517,7 +535,7 @@ void Build::add_output(size_t output) {
 
 // In-place: lets the result of a step reuse the memory of an operand whose last use is this step. Returns whether it did.
 bool Build::reuse_operand(int32_t index) {
-  const Step& step = steps_[index];
+  const StepBuffers& step = steps_[index];
   for (int i = 0; i < kMaxData - 1; ++i) {
     if (!(step.inplace >> i & 1) || step.ins[i] < 0) continue;
     Buffer& operand = buffers_[step.ins[i]];
@@ -583,7 +601,7 @@ class Build::ArenaLayout {
 void Build::place_buffers() {
   ArenaLayout arena(gaps_);
   for (int32_t i = 0; i < static_cast<int32_t>(steps_.size()); ++i) {
-    const Step& step = steps_[i];
+    const StepBuffers& step = steps_[i];
     for (int o = 0; o < kMaxData; ++o) {
       const int32_t b = o ? step.ins[o - 1] : step.out;
       if (b < 0 || buffers_[b].kind != Buffer::Kind::arena || buffers_[b].placed) continue;
@@ -604,6 +622,11 @@ void Build::place_buffers() {
 
 // Sets pointers to constants; those to the arena, inputs and outputs are patched before a run.
 void Build::resolve_references() {
+  size_t count[4] = {};
+  for (const Reference& r : references_) ++count[static_cast<int>(buffers_[r.buffer].kind)];
+  plan_->in_arena.reserve(count[static_cast<int>(Buffer::Kind::arena)]);
+  plan_->in_inputs.reserve(count[static_cast<int>(Buffer::Kind::input)]);
+  plan_->in_outputs.reserve(count[static_cast<int>(Buffer::Kind::output)]);
   for (const Reference& r : references_) {
     const Buffer& buffer = buffers_[r.buffer];
     const PointerPatch patch{r.where, r.offset + buffer.offset, buffer.index};
@@ -616,25 +639,32 @@ void Build::resolve_references() {
   }
 }
 
+// Makes a node of each product by ggml, and of each sequence of other steps between them.
 void Build::make_graph() {
-  const size_t count = std::max<size_t>(steps_.size(), 1);
-  const size_t bytes = ggml_graph_overhead_custom(count, false);
-  plan_->blocks.emplace_back(new char[bytes]);
-  plan_->block_bytes += bytes;
-  plan_->contexts.emplace_back(ggml_init({bytes, plan_->blocks.back().get(), true}));
-  plan_->graph = ggml_new_graph_custom(plan_->contexts.back().get(), count, false);
-  plan_->node_of_step.reserve(steps_.size());
-  for (const Step& step : steps_) {
-    ggml_graph_add_node(plan_->graph, step.tensor);
-    plan_->node_of_step.push_back(step.node);
+  const std::vector<Step>& steps = plan_->steps;
+  size_t nodes = 0;
+  for (size_t i = 0; i < steps.size(); ++i) nodes += i == 0 || !steps[i].kernel || !steps[i - 1].kernel;
+  const size_t count = std::max<size_t>(nodes, 1);
+  ggml_context* ctx = add_context(nodes, ggml_graph_overhead_custom(count, false));
+  plan_->graph = ggml_new_graph_custom(ctx, count, false);
+  plan_->last_nodes.reserve(nodes);
+  for (size_t first = 0, end = 0; first < steps.size(); first = end) {
+    for (end = first + 1; steps[first].kernel && end < steps.size() && steps[end].kernel;) ++end;
+    ggml_tensor* tensor = steps_[first].product;
+    if (!tensor) {
+      auto* sequence = make<StepSequence>();
+      *sequence = {&steps[first], end - first, &plan_->barrier, &plan_->timer};
+      // The tensor only carries the sequence; shapes and pointers are in its jobs.
+      tensor = ggml_custom_4d(ctx, GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, run_sequence, GGML_N_TASKS_MAX, sequence);
+      tensor->flags |= GGML_TENSOR_FLAG_COMPUTE;
+    }
+    ggml_graph_add_node(plan_->graph, tensor);
+    plan_->last_nodes.push_back(steps[end - 1].node);
   }
 }
 
 void Build::choose_threads() {
-  const size_t count = std::max<size_t>(steps_.size(), 1);
-  const double threads = work_ < kWorkPerStep * static_cast<double>(count)
-                             ? 1
-                             : work_ / static_cast<double>(std::max<int64_t>(work_per_thread(), 1));
+  const double threads = shared_work_ / static_cast<double>(std::max<int64_t>(work_per_thread(), 1));
   plan_->work = work_;
   plan_->threads = static_cast<int>(std::clamp(threads, 1.0, 512.0));
 }
@@ -649,6 +679,8 @@ void Build::finish() {
   const int64_t plan_bytes = static_cast<int64_t>(plan_->bytes() + plan_->compute.work_size);
   if (__builtin_add_overflow(total, plan_bytes, &total)) over_limit(INT64_MAX);
   if (total > limit_) over_limit(total);
+  steps_before_ = steps_.size();
+  pool_before_ = plan_->pool.used();
 }
 
 std::unique_ptr<GgmlPlan> Build::build(const std::vector<ResolvedNode>& nodes, const int64_t* sizes, size_t limit) {
@@ -660,6 +692,7 @@ std::unique_ptr<GgmlPlan> Build::build(const std::vector<ResolvedNode>& nodes, c
     finish();
   } catch (...) {
     plan_.reset();
+    values_.clear();  // maybe incomplete
     throw;
   }
   return std::move(plan_);

@@ -17,21 +17,27 @@
 #include "ggml/kernels/conv_pool.h"
 #include "ggml/kernels/elementwise.h"
 #include "ggml/kernels/gemm.h"
+#include "ggml/step_sequence.h"
 
 namespace keepdim::ggml {
 
 // Bump allocator for jobs and tables, freed with the plan.
 class JobPool {
  public:
+  void reserve(size_t bytes);  // in one chunk, before anything is allocated
   void* allocate(size_t bytes);
+  // Members without an initialiser, such as the strides of a Loop, are not written: a plan is built in memory that no cache has.
   template <class T>
   T* make() {
     static_assert(std::is_trivially_destructible_v<T>);
-    return new (allocate(sizeof(T))) T();
+    return new (allocate(sizeof(T))) T;
   }
   size_t bytes() const { return bytes_; }
+  size_t used() const { return bytes_ - left_; }
 
  private:
+  void add_chunk(size_t bytes);
+
   std::vector<std::unique_ptr<char[]>> chunks_;
   char* next_ = nullptr;
   size_t left_ = 0, bytes_ = 0;
@@ -59,12 +65,15 @@ struct GgmlPlan final : Plan {
   int64_t arena_bytes = 0;
   const char* arena = nullptr;  // arena that in_arena is currently patched for
   std::vector<PointerPatch> in_arena, in_inputs, in_outputs;
-  std::vector<const Node*> node_of_step;  // in the order of the graph's nodes
-  struct Data {                           // a dim that kernels read at run time
+  std::vector<Step> steps;
+  std::vector<const Node*> last_nodes;  // of each node of the graph: the node of its last step
+  struct Data {                         // a dim that kernels read at run time
     DimId dim;
     int64_t* where;
   };
   std::vector<Data> data;
+  Barrier barrier;
+  NodeTimer* timer = nullptr;  // of the current run, if it is traced
   RunError error;
   WorkCounter work_counter;
   size_t block_bytes = 0;
@@ -135,7 +144,9 @@ class Build {
   const float* packed() const { return node_->packed; }
   bool winograd() const { return node_->winograd; }
   const Attr* attr(const char* name) const;  // nullptr if missing
+  int64_t size(DimId dim) const { return sizes_[dim]; }
   int64_t size(const char* name) const { return sizes_[std::get<DimId>(*attr(name))]; }
+  const std::vector<DimId>& dims(const char* name) const { return std::get<std::vector<DimId>>(*attr(name)); }
   std::vector<int64_t> sizes(const char* name) const;
   double number(const char* name) const { return number_of(*attr(name), sizes_); }
   bool flag(const char* name) const { return attr(name) && std::get<bool>(*attr(name)); }
@@ -178,12 +189,11 @@ class Build {
     int32_t last = -1;   // last step that uses it
     int64_t bytes = 0, offset = 0;
   };
-  struct Step {
-    ggml_tensor* tensor;
+  struct StepBuffers {
     int32_t out;
     int32_t ins[kMaxData - 1];
-    uint8_t inplace;  // bit i: the result may overwrite operand i
-    const Node* node;
+    uint8_t inplace;       // bit i: the result may overwrite operand i
+    ggml_tensor* product;  // of a step that ggml computes
   };
   struct Gap {
     int64_t offset, bytes;
@@ -199,9 +209,12 @@ class Build {
   int32_t add_buffer(Buffer::Kind kind, int32_t index, int64_t bytes);
   int64_t checked_bytes(const Tensor& t) const;
   void* allocate_table(int64_t count, int64_t width);
-  ggml_context* context();
+  ggml_context* add_context(size_t tensors, size_t more_bytes = 0);
   void add_reference(void** where, const Tensor& t);
-  void add_step(ggml_tensor* tensor, const Tensor& out, std::initializer_list<const Tensor*> ins, uint8_t inplace);
+  void add_step(const Step& step, const Tensor& out, std::initializer_list<const Tensor*> ins, uint8_t inplace,
+                ggml_tensor* product = nullptr);
+  void add_value(size_t value);
+  void sort_values();
   void start(const int64_t* sizes, size_t limit);
   void add_nodes(const std::vector<ResolvedNode>& nodes);
   void add_node(const ResolvedNode& node);
@@ -224,11 +237,13 @@ class Build {
   std::vector<Tensor> widened_;  // operands cast to their compute types, if the rule says so
   std::vector<Tensor> values_;
   std::vector<Buffer> buffers_;
-  std::vector<Step> steps_;
+  size_t fixed_buffers_ = 0;                   // of constants, states and inputs of a fixed size: the same in every plan
+  std::vector<size_t> varying_values_;         // inputs whose size is not fixed
+  size_t steps_before_ = 0, pool_before_ = 0;  // steps and bytes of jobs of the plan before
+  std::vector<StepBuffers> steps_;             // of the steps of the plan
   std::vector<Reference> references_;
   std::vector<Gap> gaps_;
-  size_t tensors_left_ = 0, tensors_used_ = 0;
-  double work_ = 0;
+  double work_ = 0, shared_work_ = 0;  // of all steps; of those worth computing by several threads
 };
 
 int thread_limit();  // from the options

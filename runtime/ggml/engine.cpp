@@ -60,20 +60,15 @@ class ContentionBackoff {
       backoff_runs_ = kMinBackoff;  // consecutive slow runs; remaining single-threaded runs; length of the next backoff
 };
 
-// Per-node timing through ggml's abort callback, which is called after every step. Steps of one node form one event.
-struct NodeTimer {
+// Receives ggml's abort callback, which is called after every node of the graph. Sequences of steps have recorded their times.
+struct GraphTimer {
   const GgmlPlan& plan;
-  Trace& trace;
-  int64_t last = trace.now();
+  NodeTimer nodes;
   size_t next = 0;
 
   static bool tick(void* data) {
-    auto& timer = *static_cast<NodeTimer*>(data);
-    std::vector<Trace::Event>& nodes = timer.trace.nodes;
-    const Node* node = timer.next < timer.plan.node_of_step.size() ? timer.plan.node_of_step[timer.next++] : nullptr;
-    const int64_t now = timer.trace.now();
-    if (nodes.empty() || nodes.back().node != node) nodes.push_back({node, timer.last, now});
-    nodes.back().end = timer.last = now;
+    auto& timer = *static_cast<GraphTimer*>(data);
+    timer.nodes.tick(timer.plan.last_nodes[timer.next++]);
     return false;
   }
 };
@@ -239,11 +234,12 @@ void GgmlEngine::compute(GgmlPlan& plan, Trace* trace) {
   if (threads != plan.compute.n_threads) plan.compute = ggml_graph_plan(plan.graph, threads, nullptr);
   plan.compute.work_data = reinterpret_cast<uint8_t*>(work_.reserve(plan.compute.work_size));
   ggml_cplan traced = plan.compute;
-  std::optional<NodeTimer> timer;
+  std::optional<GraphTimer> timer;
   if (trace) {
-    traced.abort_callback = NodeTimer::tick;
-    traced.abort_callback_data = &timer.emplace(NodeTimer{plan, *trace});
+    traced.abort_callback = GraphTimer::tick;
+    traced.abort_callback_data = &timer.emplace(GraphTimer{plan, {*trace}});
   }
+  plan.timer = timer ? &timer->nodes : nullptr;
   const auto start = std::chrono::steady_clock::now();
   if (ggml_graph_compute(plan.graph, &traced) != GGML_STATUS_SUCCESS)
     fail(Code::internal, "[run] ggml: the graph was not computed.");

@@ -20,14 +20,15 @@ struct SpatialAttr {
   int64_t size[kSpatialDims];
 
   SpatialAttr(Build& b, const char* name, int rank, int64_t fill, int64_t min_value) {
-    const std::vector<int64_t> list = b.sizes(name);
+    const std::vector<DimId>& list = b.dims(name);
     if (list.size() != static_cast<size_t>(rank))
       b.refuse(std::string(name) + " has " + std::to_string(list.size()) + " numbers for " + std::to_string(rank) +
                " spatial dims.");
     std::fill(size, size + kSpatialDims, fill);
-    std::copy(list.begin(), list.end(), size + kSpatialDims - rank);
-    for (int64_t n : list)
+    for (int i = 0; i < rank; ++i) {
+      const int64_t n = size[kSpatialDims - rank + i] = b.size(list[i]);
       if (n < min_value || n > INT32_MAX) b.refuse(std::string(name) + " = " + std::to_string(n) + " is out of range.");
+    }
   }
   int64_t operator[](int d) const { return size[d]; }
 };
@@ -63,7 +64,14 @@ Tap make_tap(const Phase& phase, int64_t position, int64_t offset, int64_t size)
 // Phases and taps of one spatial dim, in kernel order.
 template <class Job>
 void add_phases(Build& b, Job& job, int d, int64_t stride, int64_t padding, int64_t dilation, bool transposed) {
+  static constexpr Tap kOneTap{0, 0, 0, 1};
+  static constexpr Phase kOnePhase{0, 1, 1, 1, 1, &kOneTap};  // of a dim that the image does not have
   const int64_t out = job.out[d];
+  if (job.in[d] == 1 && out == 1 && job.kernel[d] == 1 && padding == 0) {
+    job.phases[d] = 1;
+    job.phase[d] = &kOnePhase;
+    return;
+  }
   job.phases[d] = transposed ? std::clamp<int64_t>(out, 1, stride) : 1;
   auto* phases = b.table<Phase>(job.phases[d]);
   auto* taps = b.table<Tap>(job.kernel[d]);
