@@ -17,6 +17,9 @@ constexpr size_t kChunk = 32 * 1024;        // maximum chunk size of a pool, exc
 constexpr size_t kMaxReserve = 256 * 1024;  // the first, which is as large as the jobs of the plan before
 constexpr double kSharedWork = 5'000;       // multiply-adds of a step that justify waiting for other threads
 
+// Dim i of channels-last images from the innermost one on: channels, then the last spatial dim, .., the batch.
+int channels_last_dim(int rank, int i) { return i == 0 ? 1 : i == rank - 1 ? 0 : rank - i; }
+
 int64_t align(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 }  // namespace
@@ -95,6 +98,18 @@ bool is_channels_last(const Tensor& t) {
   return same_layout(t, stored);
 }
 
+bool orders_channels_last(const Tensor& t) {
+  if (t.rank < 3 || t.contiguous() || t.strides[1] != t.width()) return false;
+  int64_t least = t.width();
+  for (int i = 0; i < t.rank; ++i) {
+    const int d = channels_last_dim(t.rank, i);
+    if (t.dims[d] == 1) continue;
+    if (t.strides[d] < least) return false;
+    least = t.strides[d] * t.dims[d];
+  }
+  return true;
+}
+
 bool same_layout(const Tensor& a, const Tensor& b) {
   if (!same_dims(a, b)) return false;
   for (int d = 0; d < a.rank; ++d)
@@ -105,7 +120,7 @@ bool same_layout(const Tensor& a, const Tensor& b) {
 void set_channels_last(Tensor& t) {
   int64_t stride = t.width();
   for (int i = 0; i < t.rank; ++i) {
-    const int d = i == 0 ? 1 : i == t.rank - 1 ? 0 : t.rank - i;  // channels, then the last spatial dim, .., the batch
+    const int d = channels_last_dim(t.rank, i);
     t.strides[d] = stride;
     stride *= t.dims[d];
   }
@@ -324,7 +339,7 @@ Tensor Build::map(ElementwiseFn fn, DType type, DType result_type, Tensor out, s
                   const MapJob& scalars, double cost) {
   if (!fn) fail(Code::internal, "[build] " + node_->node->op + " '" + name() + "': no function for its dtype.");
   for (const Tensor* x : ins)  // images stay in the layout that convolutions gave them
-    if (same_dims(*x, out) && is_channels_last(*x)) set_channels_last(out);
+    if (same_dims(*x, out) && orders_channels_last(*x)) set_channels_last(out);
   allocate(out);
   if (out.buffer < 0) return out;
   auto* job = make<MapJob>();
@@ -350,7 +365,7 @@ Tensor Build::cast(const Tensor& x, DType dtype) {
   if (x.dtype == dtype) return x;
   Tensor out = x;
   out.dtype = dtype;
-  is_channels_last(x) ? set_channels_last(out) : out.pack();
+  orders_channels_last(x) ? set_channels_last(out) : out.pack();
   allocate(out);
   if (out.buffer < 0) return out;
   auto* job = make<CastJob>();

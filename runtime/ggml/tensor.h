@@ -40,6 +40,7 @@ bool broadcastable(const Tensor& x, const Tensor& out);  // whether x broadcasts
 bool same_dims(const Tensor& a, const Tensor& b);
 bool same_layout(const Tensor& a, const Tensor& b);  // equal dims, and strides where they matter
 bool is_channels_last(const Tensor& t);              // stored so, and not contiguous
+bool orders_channels_last(const Tensor& t);          // so ordered, maybe with gaps: channels of a larger image
 void set_channels_last(Tensor& t);                   // [batch, channels, spatial dims]: strides with the channels innermost
 std::string dims_text(const Tensor& t);              // "[3, 48]"
 // Stride of x along dim d of a shape of `rank` dims that x is broadcast to; 0 along broadcast dims.
