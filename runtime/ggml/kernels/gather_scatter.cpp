@@ -28,33 +28,50 @@ struct IndexToOffset {
         scale(job.scale),
         wrap(job.wrap ? job.limit : 0) {}
 
-  // Locates n indices that are `step` bytes apart. Returns whether all are valid.
-  bool block(int64_t offset, int64_t step, int64_t n, int64_t* to) const {
-    int64_t outside = 0;  // negative if any index is
-    const bool shifts = (scale & (scale - 1)) == 0;
-    const int shift = scale > 0 ? __builtin_ctzll(static_cast<uint64_t>(scale)) : 0;  // cheaper than a 64-bit product
-    const auto read = [&](auto contiguous, auto by_shift) {
+  // Calls body(i, byte offset) for n indices that are `step` bytes apart, and invalid(i) for those out of range. One loop: it
+  // costs less than locating a block of indices and then using it. `unit`: a scale to be compiled for.
+  template <int64_t unit, class Body, class Invalid>
+  void each(int64_t offset, int64_t step, int64_t n, Body&& body, Invalid&& invalid) const {
+    const auto run = [&](auto bytes, auto factor) __attribute__((always_inline)) {
+      constexpr int64_t kAtOnce = 4;  // checked together
       const char* const from = data + offset;
-#pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t value = contiguous ? reinterpret_cast<const I*>(from)[i] : *reinterpret_cast<const I*>(from + i * step);
-        const auto index = static_cast<uint64_t>(value + (value < 0 ? wrap : 0));  // unsigned: an invalid one may overflow
-        outside |= static_cast<int64_t>(index | (static_cast<uint64_t>(limit) - 1 - index));
-        to[i] = static_cast<int64_t>(by_shift ? index << shift : index * static_cast<uint64_t>(scale));
+      const auto end = static_cast<uint64_t>(limit);
+      const int64_t add = wrap;
+      const auto index_at = [=](int64_t i) __attribute__((always_inline)) {
+        const int64_t value = *reinterpret_cast<const I*>(from + i * bytes);
+        return static_cast<uint64_t>(value + (value >> 63 & add));
+      };
+      const auto one = [&](int64_t i) {
+        const int64_t to = (*this)(offset + i * bytes);
+        to < 0 ? invalid(i) : body(i, to);
+      };
+      int64_t i = 0;
+      for (; i + kAtOnce <= n; i += kAtOnce) {
+        const uint64_t a = index_at(i), b = index_at(i + 1), c = index_at(i + 2), d = index_at(i + 3);
+        if (__builtin_expect((a < end) & (b < end) & (c < end) & (d < end), 1)) {
+          body(i, static_cast<int64_t>(a) * factor);
+          body(i + 1, static_cast<int64_t>(b) * factor);
+          body(i + 2, static_cast<int64_t>(c) * factor);
+          body(i + 3, static_cast<int64_t>(d) * factor);
+        } else {
+          for (int64_t j = i; j < i + kAtOnce; ++j) one(j);
+        }
       }
+      for (; i < n; ++i) one(i);
     };
-    const bool adjacent = step == sizeof(I);
-    if (shifts && scale > 0)
-      adjacent ? read(std::true_type(), std::true_type()) : read(std::false_type(), std::true_type());
+    constexpr std::integral_constant<int64_t, sizeof(I)> adjacent;
+    constexpr std::integral_constant<int64_t, unit> known;
+    if (step != adjacent)
+      run(step, scale);
+    else if (scale == known)
+      run(adjacent, known);
     else
-      adjacent ? read(std::true_type(), std::false_type()) : read(std::false_type(), std::false_type());
-    for (int64_t i = 0; outside < 0 && i < n; ++i) to[i] = (*this)(offset + i * step);
-    return outside >= 0;
+      run(adjacent, scale);
   }
 
   int64_t operator()(int64_t offset) const {
     const int64_t index_value = *reinterpret_cast<const I*>(data + offset);
-    const int64_t index = index_value + (index_value < 0 ? wrap : 0);
+    const int64_t index = index_value + (index_value >> 63 & wrap);
     if (__builtin_expect(static_cast<uint64_t>(index) < static_cast<uint64_t>(limit), 1)) return index * scale;
     return out_of_range(job, index_value, offset);
   }
@@ -85,29 +102,46 @@ void offsets(ggml_tensor*, int ith, int nth, void* userdata) {
   });
 }
 
-constexpr int64_t kIndexBlock = 128;  // indices that are located at once
-
 // n elements, each with its own index.
 template <class T, class L>
 void gather_elements(const L& locate, int64_t n, char* y, int64_t sy, char* x, int64_t sx, int64_t index, int64_t si) {
-  int64_t from[kIndexBlock];
-  for (int64_t begin = 0; begin < n; begin += kIndexBlock) {
-    const int64_t m = std::min(kIndexBlock, n - begin);
-    const bool valid = locate.block(index + begin * si, si, m, from);
-    char* const to = y + begin * sy;
-    char* row = x + begin * sx;
-    if (!valid) {
-      for (int64_t i = 0; i < m; ++i) *at<T>(to, i * sy) = from[i] < 0 ? T(0) : *at<T>(row, i * sx + from[i]);
-    } else if (sy == sizeof(T) && sx == 0) {
-      // Not vectorised: gather instructions are slower than loads.
+  const auto read = [&](auto y_step, auto x_step) __attribute__((always_inline)) {
+    locate.template each<sizeof(T)>(
+        index, si, n,
+        [=](int64_t i, int64_t from) __attribute__((always_inline)) { *at<T>(y, i * y_step) = *at<T>(x, i * x_step + from); },
+        [=](int64_t i) { *at<T>(y, i * y_step) = T(0); });
+  };
+  if (sy == sizeof(T) && sx == 0)
+    read(std::integral_constant<int64_t, sizeof(T)>(), std::integral_constant<int64_t, 0>());
+  else
+    read(sy, sx);
+}
+
+constexpr int64_t kSharedIndices = 1024;  // indices of several rows that are located at once
+
+// Rows of n elements that share their indices.
+template <class T, class L>
+void gather_columns(const IndexJob& job, const L& locate, int64_t rows, int64_t n, const int64_t* offset) {
+  const int last = job.loop.rank - 1;
+  const auto& strides = job.loop.strides;
+  const int64_t sy = strides[0][last], sx = strides[1][last], si = strides[2][last];
+  const int64_t y_row = strides[0][last - 1], x_row = strides[1][last - 1];
+  int64_t from[kSharedIndices];
+  for (int64_t begin = 0; begin < n; begin += kSharedIndices) {
+    const int64_t m = std::min(kSharedIndices, n - begin);
+    bool valid = true;
+    locate.template each<sizeof(T)>(
+        offset[2] + begin * si, si, m, [&](int64_t i, int64_t to) __attribute__((always_inline)) { from[i] = to + i * sx; },
+        [&](int64_t) { valid = false; });
+    char* y = at<char>(job.data[0], offset[0] + begin * sy);
+    char* x = at<char>(job.data[1], offset[1] + begin * sx);
+    int64_t r = 0;
+    for (; valid && r + 4 <= rows; r += 4, y += 4 * y_row, x += 4 * x_row)
+      for (int64_t i = 0; i < m; ++i)
 #pragma GCC unroll 4
-      for (int64_t i = 0; i < m; ++i) {
-        asm("" : "+r"(row));
-        reinterpret_cast<T*>(to)[i] = *at<T>(row, from[i]);
-      }
-    } else {
-      for (int64_t i = 0; i < m; ++i) *at<T>(to, i * sy) = *at<T>(row, i * sx + from[i]);
-    }
+        for (int k = 0; k < 4; ++k) *at<T>(y, k * y_row + i * sy) = *at<T>(x, k * x_row + from[i]);
+    for (; r < rows; ++r, y += y_row, x += x_row)
+      for (int64_t i = 0; i < m; ++i) *at<T>(y, i * sy) = valid ? *at<T>(x, from[i]) : T(0);
   }
 }
 
@@ -143,6 +177,11 @@ void gather(ggml_tensor*, int ith, int nth, void* userdata) {
       const int64_t n = job.loop.dims[last];
       return for_each_plane(job.loop, ith, nth,
                             [&](int64_t rows, const int64_t* offset) { gather_rows<T>(job, locate, rows, n, offset); });
+    }
+    if (last > 0 && job.loop.strides[2][last - 1] == 0 && job.loop.dims[last - 1] >= 4 * nth) {
+      const int64_t n = job.loop.dims[last];
+      return for_each_plane(job.loop, ith, nth,
+                            [&](int64_t rows, const int64_t* offset) { gather_columns<T>(job, locate, rows, n, offset); });
     }
     for_each_run(job.loop, ith, nth, [&](int64_t n, const int64_t* offset) {
       gather_elements<T>(locate, n, at<char>(job.data[0], offset[0]), sy, at<char>(job.data[1], offset[1]), sx, offset[2], si);
@@ -186,20 +225,22 @@ struct ScatterShare {
 template <class F, class T, class L>
 void scatter_elements(const ScatterShare& s, const L& locate, int64_t n, char* y, char* x, int64_t index,
                       const int64_t (&step)[3]) {
-  int64_t to[kIndexBlock];
-  for (int64_t begin = 0; begin < n; begin += kIndexBlock, y += kIndexBlock * step[0], x += kIndexBlock * step[1]) {
-    const int64_t m = std::min(kIndexBlock, n - begin);
-    const auto update = [&](int64_t i) {
-      T& element = *at<T>(y, i * step[0] + to[i]);
-      element = F::f(element, *at<T>(x, i * step[1]));
+  const auto update_owned = [&](auto owns, auto y_step, auto x_step) __attribute__((always_inline)) {
+    const auto update = [=](int64_t i, int64_t to) __attribute__((always_inline)) {
+      if (!owns(to)) return;
+      T& element = *at<T>(y, i * y_step + to);
+      element = F::f(element, *at<T>(x, i * x_step));
     };
-    if (locate.block(index + begin * step[2], step[2], m, to) && s.owns_all) {
-      for (int64_t i = 0; i < m; ++i) update(i);
-    } else {
-      for (int64_t i = 0; i < m; ++i)
-        if (s.owns(to[i])) update(i);
-    }
-  }
+    locate.template each<sizeof(T)>(index, step[2], n, update, [](int64_t) {});
+  };
+  const Span owned = s.owned;
+  const auto all = [](int64_t) { return true; };
+  if (!s.owns_all)
+    update_owned([=](int64_t to) { return to >= owned.begin && to < owned.end; }, step[0], step[1]);
+  else if (step[0] == 0 && step[1] == sizeof(T))
+    update_owned(all, std::integral_constant<int64_t, 0>(), std::integral_constant<int64_t, sizeof(T)>());
+  else
+    update_owned(all, step[0], step[1]);
 }
 
 // n elements that share one index.
