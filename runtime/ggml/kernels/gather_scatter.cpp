@@ -264,9 +264,12 @@ void scatter(ggml_tensor*, int ith, int nth, void* userdata) {
   Loop& loop = s.loop;
   const int last = loop.rank - 1;
   const int64_t step[3] = {loop.strides[0][last], loop.strides[1][last], loop.strides[2][last]};
-  // If the elements of a run go to different rows, process few columns at a time so that the rows stay in the cache.
-  constexpr int64_t columns = 32;
-  const int64_t size = loop.dims[last], width = step[2] && step[0] ? columns : std::max<int64_t>(size, 1);
+  // If the elements of a run go to different rows, and the rows do not fit in the cache, few columns are processed at a time. Of
+  // rows that fit this is slower: the addresses of a column are often congruent, and conflict in a few sets of the cache.
+  constexpr int64_t columns = 32, cache_bytes = 8 << 20;
+  const int64_t size = loop.dims[last];
+  const bool narrow = step[2] && step[0] && job.limit * job.scale > cache_bytes;
+  const int64_t width = narrow ? columns : std::max<int64_t>(size, 1);
   with_index(job, 2, [&](const auto& locate) {
     for (int64_t c = 0; c < size; c += width) {
       loop.dims[last] = std::min(width, size - c);
