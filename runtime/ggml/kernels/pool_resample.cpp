@@ -103,24 +103,106 @@ void max_pool(ggml_tensor*, int ith, int nth, void* userdata) {
   });
 }
 
-// Index of the first maximum, or of the last NaN, as in torch.
+// Index of the first maximum, or of the last NaN, as in torch: first that of each input column, as vectors, then that of each
+// window's columns.
+template <class T>
+class MaxIndex {
+ public:
+  MaxIndex(const PoolJob& job, const T* x, const Window& z, const Window& v) : job_(job), x_(x), z_(z), v_(v) {}
+
+  // The windows of one output row.
+  void row(int64_t* y) const {
+    const Window* windows = job_.window[2];
+    const bool rows_fit = job_.in[0] * job_.in[1] <= std::numeric_limits<Row>::max();
+    for (int64_t j = 0; j < job_.out[2];) {
+      Span columns{windows[j].begin, windows[j].begin};  // of windows [j, end); of a dilated one the next may begin before it
+      int64_t end = j;
+      for (; rows_fit && end < job_.out[2]; ++end) {
+        const Span wider{std::min(columns.begin, windows[end].begin), std::max(columns.end, windows[end].end)};
+        if (wider.end - wider.begin > kColumns) break;
+        columns = wider;
+      }
+      if (end == j) {  // a window of too many columns
+        y[j] = best_of_window(windows[j]);
+        ++j;
+        continue;
+      }
+      T value[kColumns];
+      Row of[kColumns];
+      best_of_columns(columns.begin, columns.end - columns.begin, value, of);
+      for (; j < end; ++j) y[j] = best_of_columns_in(windows[j], columns.begin, value, of);
+    }
+  }
+
+ private:
+  using Row = std::conditional_t<sizeof(T) == sizeof(int32_t), int32_t, int64_t>;  // row of the plane
+  static constexpr int64_t kColumns = 256;
+
+  template <class Body>
+  void each_row(Body&& body) const {
+    for (int64_t d = z_.begin; d < z_.end; d += job_.step[0])
+      for (int64_t h = v_.begin; h < v_.end; h += job_.step[1]) body(d * job_.in[1] + h);
+  }
+  int64_t first_row() const { return z_.begin * job_.in[1] + v_.begin; }
+
+  int64_t best_of_window(const Window& u) const {
+    int64_t best = first_row() * job_.in[2] + u.begin;
+    T max = lowest<T>();
+    each_row([&](int64_t row) {
+      for (int64_t at = row * job_.in[2] + u.begin; at < row * job_.in[2] + u.end; at += job_.step[2])
+        if (x_[at] > max || x_[at] != x_[at]) max = x_[at], best = at;
+    });
+    return best;
+  }
+
+  // The greatest element of each of `count` columns from `first` on, and its row.
+  void best_of_columns(int64_t first, int64_t count, T* value, Row* of) const {
+    constexpr int64_t lanes = Register<T>::count;
+    const T* const x = x_ + first;
+    const auto start = static_cast<Row>(first_row());
+    for (int64_t c = 0; count >= lanes && c < count; c += lanes) {
+      c = std::min(c, count - lanes);  // the last vector overlaps the one before: the same again
+      VectorOf<T> max = VectorOf<T>{} + lowest<T>();
+      VectorOf<Row> best = VectorOf<Row>{} + start;
+      each_row([&](int64_t row) {
+        const VectorOf<T> here = load_vector(x + row * job_.in[2] + c);
+        const auto better = (here > max) | (here != here);
+        max = better ? here : max;
+        best = better ? VectorOf<Row>{} + static_cast<Row>(row) : best;
+      });
+      store_vector(value + c, max);
+      store_vector(of + c, best);
+    }
+    for (int64_t c = 0; count < lanes && c < count; ++c) {
+      value[c] = lowest<T>(), of[c] = start;
+      each_row([&](int64_t row) {
+        const T here = x[row * job_.in[2] + c];
+        if (here > value[c] || here != here) value[c] = here, of[c] = static_cast<Row>(row);
+      });
+    }
+  }
+
+  int64_t best_of_columns_in(const Window& u, int64_t first, const T* value, const Row* of) const {
+    if (u.begin >= u.end) return first_row() * job_.in[2] + u.begin;
+    int64_t best = u.begin - first;
+    for (int64_t c = best + job_.step[2]; c < u.end - first; c += job_.step[2]) {
+      const bool nan = value[c] != value[c], best_is_nan = value[best] != value[best];
+      const bool greater = nan | (value[c] > value[best]) | ((value[c] == value[best]) & (of[c] < of[best]));
+      best = (best_is_nan ? nan & (of[c] >= of[best]) : greater) ? c : best;
+    }
+    return of[best] * job_.in[2] + first + best;
+  }
+
+  const PoolJob& job_;
+  const T* const x_;
+  const Window &z_, &v_;
+};
+
 template <class T>
 void max_pool_index(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const PoolJob*>(userdata);
-  each_output_row<T, int64_t>(job, ith, nth, [&](int64_t* y, const T* x, const Window& z, const Window& v) {
-    for (int64_t j = 0; j < job.out[2]; ++j) {
-      const Window& u = job.window[2][j];
-      int64_t best = (z.begin * job.in[1] + v.begin) * job.in[2] + u.begin;
-      T max = lowest<T>();
-      for (int64_t d = z.begin; d < z.end; d += job.step[0])
-        for (int64_t h = v.begin; h < v.end; h += job.step[1])
-          for (int64_t w = u.begin; w < u.end; w += job.step[2]) {
-            const int64_t at = (d * job.in[1] + h) * job.in[2] + w;
-            if (x[at] > max || x[at] != x[at]) max = x[at], best = at;
-          }
-      y[j] = best;
-    }
-  });
+  each_output_row<T, int64_t>(
+      job, ith, nth, [&](int64_t* y, const T* x, const Window& z, const Window& v) { MaxIndex<T>(job, x, z, v).row(y); });
 }
 
 template <class T>
