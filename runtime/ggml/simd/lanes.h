@@ -16,7 +16,8 @@ struct Lanes {
   using Acc = std::conditional_t<sums && std::is_floating_point_v<T>, double, T>;
   using V = VectorOf<T>;
   static constexpr int kCount = Register<T>::count;
-  static constexpr int kVectors = 4;  // independent vectors hide the latency of F
+  // Independent vectors hide the latency of F: that of a comparison and a blend is longer.
+  static constexpr int kVectors = sums || std::is_same_v<F, Mul> ? 4 : 8;
 
   template <class A>
   static A identity() {  // the identity of F
@@ -45,13 +46,18 @@ struct Lanes {
   template <class Term>
   static Acc block(const T* x, int64_t n, Term&& term) {
     const V none = V{} + identity<T>();
-    V sum[kVectors] = {none, none, none, none};
+    V sum[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sum[v] = none;
     int64_t i = 0;
     for (; i + kVectors * kCount <= n; i += kVectors * kCount)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sum[v] = F::f(sum[v], V(term(load_vector(x + i + v * kCount))));
     for (; i + kCount <= n; i += kCount) sum[0] = F::f(sum[0], V(term(load_vector(x + i))));
     alignas(64) T lanes[kCount];
+    if constexpr (kVectors == 8)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) sum[v] = F::f(sum[v], sum[v + 4]);
     store_vector(lanes, F::f(F::f(sum[0], sum[1]), F::f(sum[2], sum[3])));
     for (int l = 0; i < n; ++i, ++l) lanes[l] = F::f(lanes[l], T(term(x[i])));
     Acc wide[kCount];
