@@ -10,8 +10,7 @@ namespace keepdim::ggml {
 namespace {
 
 constexpr int64_t kColumns = kReduceColumns;
-constexpr int64_t kRows = 64;       // rows accumulated in T before flushing to Acc
-constexpr int64_t kRowsAtOnce = 4;  // rows read in one pass over a block
+constexpr int64_t kRows = 64;  // rows accumulated in T before flushing to Acc
 constexpr int64_t kMaxShortRun = 64;
 
 // Size of the first reduced dim in one chunk.
@@ -36,6 +35,8 @@ struct Reduction {
   const Loop& kept = job.loop;
   const int last = job.inner.rank - 1, tail = kept.rank - 1;  // innermost reduced dim; innermost kept dim
   const int64_t sx = job.inner.strides[1][last];
+  // Columns that are accumulated in registers at once, in vectors: at most half of the registers.
+  static constexpr int kBlockVectors = std::min<int>(kVector, kColumns / R::kCount);
 
   // x: an element or a vector of them; shift: likewise, or a single number
   template <class X, class S>
@@ -87,15 +88,35 @@ struct Reduction {
     return sx != sizeof(T) && kept.strides[1][tail] == sizeof(T) && kept.strides[0][tail] == sizeof(Out);
   }
 
-  // to[j] = body(at, j) for all j, as vectors and then as elements; at(p) reads at p. Explicit, since compilers do not vectorise
-  // the comparisons of Maximum and Minimum.
-  template <class Body>
-  static void for_each_vector(int64_t count, Body&& body, T* to) {
-    const auto vector_at = [](const T* p) __attribute__((always_inline)) { return load_vector(p); };
-    const auto element_at = [](const T* p) { return *p; };
+  // to[j] = reduction of column j of some rows, for `vectors` vectors of columns, in registers. Explicit vectors, since compilers
+  // do not vectorise the comparisons of Maximum and Minimum.
+  template <int vectors>
+  static void reduce_vectors(const T* const* rows, int64_t count, const T* shift, int64_t j, T* to) {
+    constexpr int lanes = R::kCount;
+    VectorOf<T> sum[vectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) sum[v] = VectorOf<T>{} + R::template identity<T>();
+    for (int64_t i = 0; i < count; ++i) {
+      const T* const x = rows[i] + j;
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v)
+        sum[v] = F::f(sum[v], VectorOf<T>(term(load_vector(x + v * lanes), load_vector(shift + j + v * lanes))));
+    }
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) store_vector(to + j + v * lanes, sum[v]);
+  }
+
+  static void reduce_rows(const T* const* rows, int64_t count, const T* shift, int64_t width, T* to) {
+    constexpr int lanes = R::kCount;
     int64_t j = 0;
-    for (; j + R::kCount <= count; j += R::kCount) store_vector(to + j, VectorOf<T>(body(vector_at, j)));
-    for (; j < count; ++j) to[j] = body(element_at, j);
+    for (; j + kBlockVectors * lanes <= width; j += kBlockVectors * lanes)
+      reduce_vectors<kBlockVectors>(rows, count, shift, j, to);
+    for (; j + 4 * lanes <= width; j += 4 * lanes) reduce_vectors<4>(rows, count, shift, j, to);
+    for (; j + lanes <= width; j += lanes) reduce_vectors<1>(rows, count, shift, j, to);
+    // Row by row, as the vectors: compilers contract products and sums alike, and all columns round alike.
+    std::fill(to + j, to + width, R::template identity<T>());
+    for (int64_t i = 0; i < count && j < width; ++i)
+      for (int64_t k = j; k < width; ++k) to[k] = F::f(to[k], term(rows[i][k], shift[k]));
   }
 
   // `count` adjacent results: accumulates rows, a block of kColumns columns at a time.
@@ -110,40 +131,26 @@ struct Reduction {
       Acc acc[kColumns];
       T block[kColumns], shift[kColumns];
       std::fill(acc, acc + wide, R::template identity<Acc>());
-      for (int64_t j = 0; j < wide; ++j) shift[j] = shift_at(offset[2] + (c0 + j % c) * kept.strides[2][tail]);
+      for (int64_t g = 0; g < wide; g += c)
+        for (int64_t j = 0; j < c; ++j) shift[g + j] = shift_at(offset[2] + (c0 + j) * kept.strides[2][tail]);
       StridedIterator row(inner, inner.rank, 0);
       const auto accumulate_rows = [&](int64_t begin, int64_t end, int64_t step, int64_t width) {
+        const T* list[kRows];
         for (int64_t i = begin; i < end;) {
-          std::fill(block, block + width, R::template identity<T>());
-          const auto next_row = [&] {
-            const int64_t at_row = dense ? i * sx : row.offset[1];
+          int64_t n = 0;
+          for (; n < kRows && i < end; ++n, i += step) {
+            list[n] = at<const T>(job.data[1], offset[1] + (dense ? i * sx : row.offset[1])) + c0;
             if (!dense) row.next();
-            i += step;
-            return at<const T>(job.data[1], offset[1] + at_row) + c0;
-          };
-          const int64_t last_row = std::min(end, i + kRows * step);
-          while (i + (kRowsAtOnce - 1) * step < last_row) {
-            const T *a = next_row(), *b = next_row(), *c = next_row(), *d = next_row();
-            for_each_vector(
-                width,
-                [&](auto at, int64_t j) {
-                  const auto two = F::f(F::f(at(block + j), term(at(a + j), at(shift + j))), term(at(b + j), at(shift + j)));
-                  return F::f(F::f(two, term(at(c + j), at(shift + j))), term(at(d + j), at(shift + j)));
-                },
-                block);
           }
-          while (i < last_row) {
-            const T* x = next_row();
-            for_each_vector(
-                width, [&](auto at, int64_t j) { return F::f(at(block + j), term(at(x + j), at(shift + j))); }, block);
-          }
+          reduce_rows(list, n, shift, width, block);
           for (int64_t j = 0; j < width; ++j) acc[j] = F::f(acc[j], static_cast<Acc>(block[j]));
         }
       };
       const int64_t grouped = rows / group * group;
       accumulate_rows(0, grouped, group, wide);
       accumulate_rows(grouped, rows, 1, c);
-      for (int64_t j = c; j < wide; ++j) acc[j % c] = F::f(acc[j % c], acc[j]);
+      for (int64_t g = c; g < wide; g += c)
+        for (int64_t j = 0; j < c; ++j) acc[j] = F::f(acc[j], acc[g + j]);
       Out* y = at<Out>(job.data[0], offset[0]) + c0;
       for (int64_t j = 0; j < c; ++j) y[j] = finish(acc[j]);
     }
