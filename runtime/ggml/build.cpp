@@ -497,6 +497,8 @@ void Build::add_node(const ResolvedNode& node) {
   if (rule.widen) {
     if (rule.type_of_result() == 'T') out_.dtype = compute_type(wanted.dtype);
     out_.pack();
+  }
+  if (rule.widen && !node.builder->reads_any) {
     std::vector<Tensor> seen(ins());
     for (size_t i = 0; i < ins(); ++i)
       if (has(i))  // a packed weight is not read again

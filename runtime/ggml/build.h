@@ -85,6 +85,7 @@ class Build;
 struct OpBuilder {
   const char* name;
   Tensor (*build)(Build& b);
+  bool reads_any = false;  // casts the operands that the rule widens to their compute types itself
 };
 
 const OpBuilder* find_builder(const std::string& op);  // ops/ops.cpp; nullptr if unknown

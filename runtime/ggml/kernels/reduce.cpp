@@ -156,6 +156,19 @@ struct Reduction {
     }
   }
 
+  // One result of a run that is converted block by block.
+  void converted_run(const int64_t* offset) const {
+    T block[kLaneBlock];
+    const int64_t n = chunk_size(job, offset[0] / job.chunk_bytes);
+    Acc acc = R::template identity<Acc>();
+    for (int64_t begin = 0; begin < n; begin += kLaneBlock) {
+      const int64_t m = std::min(kLaneBlock, n - begin);
+      job.read(block, sizeof(T), at<char>(job.data[1], offset[1] + begin * job.width), job.width, m);
+      acc = F::f(acc, R::run(block, m));
+    }
+    *at<Out>(job.data[0], offset[0]) = finish(acc);
+  }
+
   // One result: reduces along the innermost reduced dim, row by row.
   void rows(const int64_t* offset) const {
     if (last == 0 && sx == sizeof(T) && job.count) {  // a single run, which may be short: without a loop nest
@@ -186,6 +199,8 @@ template <class F, class T, class Out, bool squares>
 void reduce(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const ReduceJob*>(userdata);
   const Reduction<F, T, Out, squares> r{job};
+  if (job.read)
+    return for_each_row(job.loop, job.count, ith, nth, [&](int64_t, const int64_t* offset) { r.converted_run(offset); });
   if (r.kept_is_contiguous()) {
     // Runs of at least kColumns: the grouping of narrow columns must not depend on the number of threads.
     for_each_run(

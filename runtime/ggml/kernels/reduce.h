@@ -1,6 +1,6 @@
 // Job of the reduction kernels.
 #pragma once
-#include "ggml/job.h"
+#include "ggml/kernels/copy_cast.h"
 
 namespace keepdim::ggml {
 
@@ -15,6 +15,8 @@ struct ReduceJob : Job {
   int64_t chunk = 0;                // chunk size along the first dim of `inner`; 0: not chunked
   int64_t chunk_bytes = INT64_MAX;  // bytes of the results of one chunk; chunks are the outermost dim of `loop`
   double divisor = 1;               // sums are divided by this
+  Convert read = nullptr;           // conversion of x to the compute type; for a single contiguous reduced dim
+  int64_t width = 0;                // bytes of an element of x, with `read`
 };
 
 // Kernels; nullptr for an unsupported dtype.

@@ -105,17 +105,23 @@ Tensor reduce_to(Build& b, ReduceFn fn, const ReducedDims& p, const Tensor& x, T
   const double cost = 2.0 * static_cast<double>(x.count());
   const Tensor none, &second = shift ? *shift : none;
   const int64_t chunk = chunk_rows(p, x.width());
+  const DType type = fn == ReduceFn::any || fn == ReduceFn::all ? x.dtype : compute_type(x.dtype);
+  const auto first_job = [&](const Tensor& to) {
+    ReduceJob* job = reduce_job(b, p, to.width(), chunk, shift);
+    if (type != x.dtype) job->read = converter(x.dtype, type);
+    job->width = x.width();
+    return job;
+  };
   if (!chunk) {
-    ReduceJob* job = reduce_job(b, p, out.width(), 0, shift);
+    ReduceJob* job = first_job(out);
     job->divisor = divisor;
-    b.step(reduce_kernel(fn, x.dtype, out.dtype), job, out, {&x, &second}, cost);
+    b.step(reduce_kernel(fn, type, out.dtype), job, out, {&x, &second}, cost);
     return out;
   }
   const bool sums = fn == ReduceFn::sum || fn == ReduceFn::squares;
-  Tensor partial = chunk_results(p, sums && x.dtype == DType::f32 ? DType::f64 : out.dtype, chunk);
+  Tensor partial = chunk_results(p, sums && type == DType::f32 ? DType::f64 : out.dtype, chunk);
   b.allocate(partial);
-  b.step(reduce_kernel(fn, x.dtype, partial.dtype), reduce_job(b, p, partial.width(), chunk, shift), partial, {&x, &second},
-         cost);
+  b.step(reduce_kernel(fn, type, partial.dtype), first_job(partial), partial, {&x, &second}, cost);
   auto* job = b.make<ReduceJob>();
   job->count = partial.dims[0];
   job->divisor = divisor;
@@ -130,10 +136,21 @@ void check_not_empty(Build& b, const ReducedDims& p, const Tensor& x) {
   if (p.count == 0 && p.kept.count()) b.refuse("nothing to reduce in " + dims_text(x) + ".");
 }
 
+// Whether the kernel can convert x as it reads it: a single contiguous reduced dim.
+bool converts(const Tensor& x, const ReducedDims& p) {
+  constexpr int64_t min_run = 64;  // shorter runs are reduced together
+  return p.inner.rank == 1 && p.inner.strides[1][0] == x.width() && p.count > min_run;
+}
+
 template <ReduceFn fn, bool mean = false>
 Tensor reduce(Build& b) {
-  const Tensor& x = b.in(0);
-  const ReducedDims p = reduction_of(b, x, b.out());
+  Tensor x = b.in(0);
+  ReducedDims p = reduction_of(b, x, b.out());
+  if (const DType type = compute_type(x.dtype);
+      fn != ReduceFn::any && fn != ReduceFn::all && x.dtype != type && !converts(x, p)) {
+    x = b.cast(x, type);
+    p = reduction_of(b, x, b.out());
+  }
   if (fn == ReduceFn::amax || fn == ReduceFn::amin) check_not_empty(b, p, x);
   return reduce_to(b, fn, p, x, b.out(), mean ? static_cast<double>(p.count) : 1);
 }
@@ -279,11 +296,11 @@ Tensor sort(Build& b) {
 }
 
 constexpr OpBuilder kOps[] = {
-    {"sum", reduce<ReduceFn::sum>},
-    {"mean", reduce<ReduceFn::sum, true>},
-    {"prod", reduce<ReduceFn::prod>},
-    {"amax", reduce<ReduceFn::amax>},
-    {"amin", reduce<ReduceFn::amin>},
+    {"sum", reduce<ReduceFn::sum>, true},
+    {"mean", reduce<ReduceFn::sum, true>, true},
+    {"prod", reduce<ReduceFn::prod>, true},
+    {"amax", reduce<ReduceFn::amax>, true},
+    {"amin", reduce<ReduceFn::amin>, true},
     {"any", reduce<ReduceFn::any>},
     {"all", reduce<ReduceFn::all>},
     {"var", var},
