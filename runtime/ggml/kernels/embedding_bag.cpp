@@ -64,13 +64,15 @@ VectorOf<ComputeType<S>> read(const S* x) {
 }
 
 // Reduces n columns of the rows of one bag into acc; `from` is the first of those columns in table row 0. Returns the number of
-// rows used.
-template <bool is_max, class S, class T = ComputeType<S>>
+// rows used. `whole`: n is the width of acc; `weighted`: rows have factors.
+template <bool is_max, bool whole, bool weighted, class S, class T = ComputeType<S>>
 int64_t gather_rows(const EmbeddingBagJob& job, Span range, const S* from, int64_t n, VectorOf<T> (&acc)[kVectors]) {
   constexpr int lanes = Register<T>::count;
   const auto* indices = static_cast<const int64_t*>(job.data[2]);
   const auto* factors = static_cast<const T*>(job.data[4]);
   const auto rows = static_cast<uint64_t>(job.rows);
+  const int64_t columns = job.columns, count = job.count, padding = job.padding;
+  constexpr int64_t bytes = kVectors * lanes * sizeof(S);
   S buffer[kVectors * lanes] = {};
   int64_t used = 0;
   for (int64_t i = range.begin; i < range.end; ++i) {
@@ -79,25 +81,28 @@ int64_t gather_rows(const EmbeddingBagJob& job, Span range, const S* from, int64
       out_of_range(job, i, index);
       break;
     }
-    if (i + kPrefetchDistance < job.count) {
+    if (i + kPrefetchDistance < count) {
       const auto next = static_cast<uint64_t>(indices[i + kPrefetchDistance]);
-      const auto* prefetched = reinterpret_cast<const char*>(from + (next < rows ? next : 0) * job.columns);
-      for (int64_t line = 0; line < n * static_cast<int64_t>(sizeof(S)); line += 64) __builtin_prefetch(prefetched + line);
+      const auto* prefetched = reinterpret_cast<const char*>(from + (next < rows ? next : 0) * columns);
+#pragma GCC unroll 8
+      for (int64_t line = 0; line < (whole ? bytes : n * static_cast<int64_t>(sizeof(S))); line += 64)
+        __builtin_prefetch(prefetched + line);
     }
-    if (index == job.padding) continue;
-    const S* row = from + index * job.columns;
-    if (n < kVectors * lanes) {
+    if (index == padding) continue;
+    const S* row = from + index * columns;
+    if constexpr (!whole) {
       std::copy(row, row + n, buffer);
       row = buffer;
     }
-    const T factor = factors ? factors[i] : T(1);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       const VectorOf<T> x = read(row + v * lanes);
       if constexpr (is_max)
         acc[v] = used ? (x > acc[v] ? x : acc[v]) : x;  // as in torch: only a NaN in the first row propagates
+      else if constexpr (weighted)
+        acc[v] += factors[i] * x;
       else
-        acc[v] += factor * x;
+        acc[v] += x;
     }
     ++used;
   }
@@ -116,8 +121,12 @@ void embedding_bag(ggml_tensor*, int ith, int nth, void* userdata) {
     const Span range = bag_range(job, bag);
     const S* from = static_cast<const S*>(job.data[1]) + column;
     VectorOf<T> acc[kVectors] = {};
-    const int64_t used =
-        job.mode == BagMode::max ? gather_rows<true>(job, range, from, n, acc) : gather_rows<false>(job, range, from, n, acc);
+    const auto gather = [&](auto whole) {
+      if (job.mode == BagMode::max) return gather_rows<true, whole, false>(job, range, from, n, acc);
+      return job.data[4] ? gather_rows<false, whole, true>(job, range, from, n, acc)
+                         : gather_rows<false, whole, false>(job, range, from, n, acc);
+    };
+    const int64_t used = n == width ? gather(std::true_type()) : gather(std::false_type());
     const bool last = bag == job.bags - 1 && range.end > range.begin;
     const int64_t divisor = used + (last ? job.count - range.end : 0);  // as in torch: indices after the last offset count
     T result[width];
