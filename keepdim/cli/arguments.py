@@ -16,13 +16,13 @@ from typing import NoReturn
 from .. import __version__
 from ..errors import fail
 from ..files import path_of
+from ..shapes.blocks import STORED
 from . import factory, inputs
 from .completion import SHELLS
 
 ENGINES = ("ggml", "mlx")
 PRECISIONS = ("f32", "bf16")
 PARTITIONERS = (*ENGINES, "xnnpack", "coreml", "vulkan")
-QUANTS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "f16", "bf16")
 CACHES = ("f32", "f16", "q8_0")
 LANGUAGE_MODEL, ENCODER = "smollm2", "minilm"  # models that are known by name
 VERDICTS = (
@@ -237,7 +237,7 @@ def _add_generate(p: argparse.ArgumentParser) -> None:
     p.add_argument("--max-tokens", type=_count, metavar="N", help="length limit of an answer (default: the context)")
     context = "tokens of prompt and answers together (default: 2048)"
     p.add_argument("--max-context", type=_count, metavar="N", help=context)
-    p.add_argument("--quant", choices=QUANTS, help="quantise the weights of a checkpoint folder")
+    p.add_argument("--quant", choices=STORED, help="quantise the weights of a checkpoint folder")
     p.add_argument("--cache", choices=CACHES, help="dtype of the key/value cache (default: f32)")
     _engine(p, None)
     _precision(p, None)

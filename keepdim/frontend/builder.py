@@ -31,7 +31,8 @@ from ..fx.symbols import margin, to_dim, to_size
 from ..ir.program import NONE, Attr, Node, Part, Program, Region, Shape, Value, walk
 from ..ir.quant import Quantised, state_shape
 from ..passes import Lowered
-from ..shapes.contract import BLOCKS, Constraint, Contract, DimSource, Spec, Symbol, dtype_name, solve
+from ..shapes.blocks import BLOCKS
+from ..shapes.contract import Constraint, Contract, DimSource, Spec, Symbol, dtype_name, solve
 from ..shapes.dim import Dim, decide
 from .ops import RULES, Args, Rule, Unsupported, register_dim_order_rules
 

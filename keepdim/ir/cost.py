@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 
 from ..errors import fail
-from ..shapes.contract import BLOCKS, DTYPE_BYTES
+from ..shapes.blocks import BLOCKS
+from ..shapes.contract import DTYPE_BYTES
 from ..shapes.dim import Dim
 from .program import NONE, Node, Program, Value
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..errors import fail
+from ..shapes.blocks import BLOCKS
 from ..shapes.bounds import INT64_MAX
-from ..shapes.contract import BLOCKS, DTYPE_BYTES, VERSION, Contract, Dims, Spec, Symbol, convert, decode
+from ..shapes.contract import DTYPE_BYTES, VERSION, Contract, Dims, Spec, Symbol, convert, decode
 from ..shapes.dim import CMPS, Dim, never_zero, range_text
 
 NONE = -1  # a missing optional operand

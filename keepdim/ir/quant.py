@@ -8,10 +8,10 @@ import torch
 
 from ..errors import fail
 from ..native import _native
-from ..shapes.contract import BLOCKS, DTYPE_OF, DTYPES, dtype_name
+from ..shapes.blocks import BLOCKS, STORED
+from ..shapes.contract import DTYPE_OF, DTYPES, dtype_name
 
 FLOAT16S = {name: dtype for dtype, name in DTYPES.items() if name in ("f16", "bf16")}
-STORED = (*BLOCKS, *FLOAT16S)  # dtypes in which weights of f32 layers may be stored
 BYTES = "q8_0"  # dtype of a state with a u8 buffer: torch has no block dtypes, so a row is stored as its bytes
 
 

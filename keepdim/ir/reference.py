@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import fail
-from ..shapes.contract import BLOCKS, DTYPE_OF, DTYPES
+from ..shapes.blocks import BLOCKS
+from ..shapes.contract import DTYPE_OF, DTYPES
 from ..shapes.dim import Dim
 from . import torch_ops
 from .program import NONE, Attr, Node, Program, Value

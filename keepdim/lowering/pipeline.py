@@ -57,7 +57,8 @@ from ..ir.quant import Quantised
 from ..native import _native
 from ..passes import none_mapped
 from ..settings import check_engine, check_precision
-from ..shapes.contract import BLOCKS, Constraint
+from ..shapes.blocks import BLOCKS
+from ..shapes.contract import Constraint
 from ..shapes.dim import Dim, decide, range_text
 from . import executorch_kernels, guard, loops, shared_weights, single_delegate
 from .foreign import BranchPartitioner, Watched, watched_backends

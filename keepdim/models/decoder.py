@@ -26,10 +26,11 @@ from ..compat.lock import one_at_a_time
 from ..compat.transformers import fixed_ropes, layer_buffers, replace_attention
 from ..errors import fail
 from ..files import new_folder, remove_with
-from ..ir.quant import STORED, Quantised, fits, new_state, quantise
+from ..ir.quant import Quantised, fits, new_state, quantise
 from ..ir.torch_ops import cached_attention
 from ..module import Module, load
 from ..settings import check_engine, check_precision
+from ..shapes.blocks import STORED
 from ..shapes.contract import dtype_name
 
 if TYPE_CHECKING:  # exporting needs all of exir; running a file does not

@@ -19,8 +19,9 @@ import torch
 from ..artifact.external_weights import MappedFile
 from ..compat.transformers import fast_gguf_lists, fast_reader
 from ..errors import KeepdimError, fail, optional, sentence_of
-from ..ir.quant import STORED, Quantised, dequantise
+from ..ir.quant import Quantised, dequantise
 from ..native import _native
+from ..shapes.blocks import STORED
 from . import checkpoint
 
 # Architectures by their name in GGUF → the configuration of transformers. Mistral's models are "llama" there.

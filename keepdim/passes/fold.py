@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from ..ir import reference
 from ..ir.program import NONE, Node, Program, Region, Value
-from ..shapes.contract import BLOCKS, DTYPE_BYTES
+from ..shapes.blocks import BLOCKS
+from ..shapes.contract import DTYPE_BYTES
 from ..shapes.dim import Dim
 from .graph import drop_dead
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec.structs import replace
 
 from ..ir.program import NONE, Node, Part, Program, Region, Shape, Spec, Value, walk
-from ..shapes.contract import BLOCKS
+from ..shapes.blocks import BLOCKS
 from ..shapes.dim import Dim
 
 FLOATS = ("f16", "bf16", "f32", "f64")

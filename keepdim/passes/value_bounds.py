@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ..ir.program import NONE, Node
-from ..shapes.contract import BLOCKS
+from ..shapes.blocks import BLOCKS
 from .graph import Graph
 
 LARGEST = {"f64": 1e300, "f32": 1e38, "bf16": 1e38, "f16": 3e4}  # below the dtype's maximum, as a margin for rounding

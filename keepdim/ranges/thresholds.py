@@ -26,7 +26,8 @@ from ..files import write_bytes
 from ..ir.quant import quantise
 from ..ir.text import parse_program
 from ..native import _native
-from ..shapes.contract import BLOCKS, DTYPE_OF
+from ..shapes.blocks import BLOCKS
+from ..shapes.contract import DTYPE_OF
 
 log = logging.getLogger("keepdim")
 ENGINE = "ggml"

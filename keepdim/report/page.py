@@ -22,7 +22,8 @@ from ..errors import fail
 from ..ir import cost
 from ..ir.program import NONE, Attr, Node, Program
 from ..profile import Profile
-from ..shapes.contract import BLOCKS, DTYPE_BYTES, Constraint, Contract, DimTable, Spec, Symbol
+from ..shapes.blocks import BLOCKS
+from ..shapes.contract import DTYPE_BYTES, Constraint, Contract, DimTable, Spec, Symbol
 from ..shapes.dim import Dim, range_text
 
 Json = dict[str, Any]  # an object of the page's data

@@ -49,17 +49,6 @@ DTYPE_BYTES = {
     "int": 0,
     "python": 0,
 }
-# ggml's block formats: elements and bytes of a block. Only consts and states have them; rows are whole blocks.
-BLOCKS = {
-    "q8_0": (32, 34),
-    "q4_0": (32, 18),
-    "q4_1": (32, 20),
-    "q5_0": (32, 22),
-    "q5_1": (32, 24),
-    "q4_k": (256, 144),
-    "q5_k": (256, 176),
-    "q6_k": (256, 210),
-}
 
 
 def dtype_name(dtype: torch.dtype, subject: str) -> str:

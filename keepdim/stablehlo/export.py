@@ -28,7 +28,8 @@ from ..fx.propagate import propagate_shapes
 from ..ir.program import NONE, Node, Program, Region, Value, walk
 from ..ir.quant import Quantised, dequantise
 from ..passes import Lowered
-from ..shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
+from ..shapes.blocks import BLOCKS
+from ..shapes.contract import Constraint, Contract, Source, Spec, Symbol
 from ..shapes.dim import CMPS, Dim
 from .data_dependent import RULES_WITH_DATA
 from .program import Argument, StableHLOProgram

@@ -23,7 +23,6 @@ from keepdim.auditing.result import BAD, LOST
 from keepdim.cli import arguments, factory
 from keepdim.cli import commands as cli
 from keepdim.cli.commands import demo
-from keepdim.ir.quant import STORED
 from keepdim.lowering.pipeline import ENGINES
 from keepdim.models import decoder
 from keepdim.models.encoder import Encoder
@@ -395,7 +394,7 @@ def test_the_parser_knows_the_names_of_the_library() -> None:
     """It repeats them, because the library needs torch."""
     assert arguments.PRECISIONS == PRECISIONS and settings.ENGINES == tuple(ENGINES)
     assert arguments.ENGINES == tuple(ENGINES) and arguments.PARTITIONERS == (*ENGINES, *flows.PARTITIONERS)
-    assert arguments.QUANTS == STORED and arguments.CACHES == decoder.CACHES
+    assert arguments.CACHES == decoder.CACHES
     assert arguments.VERDICTS == (*LOST, *BAD)
     assert inspect.signature(Encoder.load).parameters["name"].default == arguments.ENCODER
     with pytest.raises(keepdim.KeepdimError, match=f"Known: {arguments.LANGUAGE_MODEL}"):

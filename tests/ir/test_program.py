@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from keepdim import KeepdimError, _native
 from keepdim.ir.program import NONE, Node, Part, Pass, Program, Region, Value, schema, verify
 from keepdim.ir.text import parse_program
-from keepdim.shapes.contract import BLOCKS, Constraint, Contract, Source, Spec, Symbol
+from keepdim.shapes.blocks import BLOCKS
+from keepdim.shapes.contract import Constraint, Contract, Source, Spec, Symbol
 from keepdim.shapes.dim import Dim, dmax
 
 ONE, ZERO = Dim.const(1), Dim.const(0)

@@ -19,11 +19,12 @@ from keepdim.artifact import pte
 from keepdim.capture.export import capture
 from keepdim.ir import reference
 from keepdim.ir.program import Node, Program, Value
-from keepdim.ir.quant import FLOAT16S, STORED, Quantised, dequantise, quantise
+from keepdim.ir.quant import FLOAT16S, Quantised, dequantise, quantise
 from keepdim.ir.text import parse_program
 from keepdim.lowering.pipeline import lower_single
 from keepdim.ranges import thresholds
-from keepdim.shapes.contract import BLOCKS, DTYPES, Contract, Source, Spec, Symbol
+from keepdim.shapes.blocks import BLOCKS, STORED
+from keepdim.shapes.contract import DTYPES, Contract, Source, Spec, Symbol
 from keepdim.shapes.dim import Dim as Size
 
 VOCABULARY, WIDTH, OUT = 70, 512, 77

@@ -18,10 +18,10 @@ from keepdim import KeepdimError, _native, cache
 from keepdim.artifact import external_weights, pte
 from keepdim.artifact.signature import Signature
 from keepdim.cli import commands as cli
-from keepdim.ir.quant import STORED, dequantise
+from keepdim.ir.quant import dequantise
 from keepdim.models.decoder import LanguageModel, lower_llm
 from keepdim.models.generate import Writer, open_model
-from keepdim.shapes.contract import BLOCKS
+from keepdim.shapes.blocks import BLOCKS, STORED
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("gguf")

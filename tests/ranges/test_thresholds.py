@@ -14,6 +14,7 @@ import torch
 from keepdim import _native
 from keepdim.cli.commands import main
 from keepdim.ranges import thresholds
+from keepdim.shapes.blocks import STORED
 
 NAMES = sorted(_native.thresholds("ggml"))
 
@@ -31,7 +32,7 @@ def own_cache(tmp_path: Path, monkeypatch: Any) -> Any:
 
 def test_every_stored_dtype_has_a_split() -> None:
     types = {n.removeprefix("few_rows.") for n in NAMES if n.startswith("few_rows.")}
-    assert types == {"f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"}
+    assert types == {*STORED}
 
 
 def test_bad_splits_are_refused() -> None:

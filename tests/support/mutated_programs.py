@@ -11,6 +11,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from keepdim.shapes.blocks import BLOCKS  # elements and bytes
+
 COUNT = 6000
 # Its own promises, broken.
 BROKEN = ("[build] ggml: ", "': built ", ": no kernel for", "[run] ggml: the graph", "[run] mlx: ")
@@ -27,8 +29,6 @@ WIDTH = {
     "i64": "i8",
     "bool": "?",
 }
-BLOCKS = {"q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24)}
-BLOCKS |= {"q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210)}  # elements and bytes
 
 # op: (operands, attributes, result); a shape is "dtype dims", a weight has a "!" before it. What follows an op's name
 # tells its seeds apart.
