@@ -199,10 +199,10 @@ def lower_llm(
     """Lower a decoder of transformers (`...ForCausalLM`) for 1..max_context tokens.
 
     `cache` is the dtype in which keys and values are kept: f32, f16 or q8_0. `quant` is that of the weights of linear
-    layers and embeddings: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, f16 or bf16; None leaves them as they are.
-    `weights` are quantised already, by the name of the parameter, whose own data is then not read. Those stored in the
-    file `mapped` stay there, and loading maps them from it. `text` is stored in the file with the model: its tokenizer,
-    as `keepdim.generate` writes it. `engine` and `precision` as in `keepdim.lower`.
+    layers and embeddings: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, f16 or bf16; None leaves
+    them as they are. `weights` are quantised already, by the name of the parameter, whose own data is then not read.
+    Those stored in the file `mapped` stay there, and loading maps them from it. `text` is stored in the file with the
+    model: its tokenizer, as `keepdim.generate` writes it. `engine` and `precision` as in `keepdim.lower`.
     """
     check_engine(engine)
     check_precision(precision)

@@ -11,5 +11,7 @@ BLOCKS = {
     "q4_k": (256, 144),
     "q5_k": (256, 176),
     "q6_k": (256, 210),
+    "iq4_nl": (32, 18),
+    "iq4_xs": (256, 136),
 }
 STORED = (*BLOCKS, "f16", "bf16")  # dtypes in which weights of f32 layers may be stored

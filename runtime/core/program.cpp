@@ -29,10 +29,12 @@ struct DTypeInfo {
   size_t bytes;
   size_t block = 1;
 };
-constexpr DTypeInfo kDTypes[] = {{"f32", 4},       {"f16", 2},       {"bf16", 2},        {"f64", 8},         {"i8", 1},
-                                 {"u8", 1},        {"i16", 2},       {"i32", 4},         {"i64", 8},         {"bool", 1},
-                                 {"int", 0},       {"python", 0},    {"q8_0", 34, 32},   {"q4_0", 18, 32},   {"q4_1", 20, 32},
-                                 {"q5_0", 22, 32}, {"q5_1", 24, 32}, {"q4_k", 144, 256}, {"q5_k", 176, 256}, {"q6_k", 210, 256}};
+constexpr DTypeInfo kDTypes[] = {
+    {"f32", 4},         {"f16", 2},         {"bf16", 2},        {"f64", 8},          {"i8", 1},        {"u8", 1},
+    {"i16", 2},         {"i32", 4},         {"i64", 8},         {"bool", 1},         {"int", 0},       {"python", 0},
+    {"q8_0", 34, 32},   {"q4_0", 18, 32},   {"q4_1", 20, 32},   {"q5_0", 22, 32},    {"q5_1", 24, 32}, {"q4_k", 144, 256},
+    {"q5_k", 176, 256}, {"q6_k", 210, 256}, {"iq4_nl", 18, 32}, {"iq4_xs", 136, 256}};
+static_assert(std::size(kDTypes) == kDTypeCount);
 
 std::string quote(const std::string& text) { return "'" + text + "'"; }
 

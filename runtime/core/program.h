@@ -38,8 +38,11 @@ enum class DType : uint8_t {
   q5_1,
   q4_k,
   q5_k,
-  q6_k
+  q6_k,
+  iq4_nl,
+  iq4_xs
 };
+constexpr size_t kDTypeCount = static_cast<size_t>(DType::iq4_xs) + 1;
 
 KEEPDIM_API const char* dtype_name(DType dtype);
 KEEPDIM_API size_t dtype_bytes(DType dtype);  // per element, or per block; 0 for integer and python

@@ -8,10 +8,8 @@
 namespace keepdim::ggml {
 namespace {
 
-constexpr size_t kTypes = static_cast<size_t>(DType::q6_k) + 1;
-
 struct Thresholds {
-  std::atomic<int64_t> few_rows[kTypes], ggml_rows[2], work_per_thread{150'000};
+  std::atomic<int64_t> few_rows[kDTypeCount], ggml_rows[2], work_per_thread{150'000};
   std::map<std::string, std::atomic<int64_t>*> names;
 
   Thresholds() {
@@ -26,7 +24,9 @@ struct Thresholds {
                                                   {DType::q5_1, kInt16Gemm ? 1 : 4},
                                                   {DType::q4_k, kInt8Gemm ? 1 : 11},
                                                   {DType::q5_k, kInt8Gemm ? 1 : 8},
-                                                  {DType::q6_k, kInt8Gemm ? 1 : 9}};
+                                                  {DType::q6_k, kInt8Gemm ? 1 : 9},
+                                                  {DType::iq4_nl, kInt16Gemm ? 2 : 1},
+                                                  {DType::iq4_xs, kInt8Gemm ? 1 : 9}};
     for (const auto& [type, max_rows] : rows) {
       few_rows[static_cast<size_t>(type)] = max_rows;
       names[std::string("few_rows.") + dtype_name(type)] = &few_rows[static_cast<size_t>(type)];

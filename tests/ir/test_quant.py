@@ -47,7 +47,8 @@ def slack(engine: str, dtype: str, x: torch.Tensor, w: torch.Tensor) -> torch.Te
         few = 1e-5 if engine == "mlx" and len(x) <= FEW.get(dtype, 0) else 2e-6  # MLX sums few rows in another order
         return few * every
     step = x.abs().reshape(len(x), -1, block).amax(-1, keepdim=True) / (2**bits - 2)
-    rest = 6e-4 if bits == 8 and len(x) <= FEW.get(dtype, 0) and not dtype.endswith("_k") else 2e-6
+    exact = dtype.endswith("_k") or dtype.startswith("iq4")
+    rest = 6e-4 if bits == 8 and len(x) <= FEW.get(dtype, 0) and not exact else 2e-6
     return F.linear(step.expand(-1, -1, block).reshape(x.shape), w.abs()) + rest * every
 
 
@@ -151,10 +152,34 @@ def test_rows_of_any_length(dtype: str, blocks: int, engine: str) -> None:
         ).all()  # and the sum with the bias
 
 
+@pytest.mark.parametrize("dtype", BLOCKS)
+def test_extreme_values(dtype: str) -> None:
+    """Blocks of equal quants and activations of the largest magnitude: no sum of products overflows."""
+    block, size = BLOCKS[dtype]
+    k, n = 2 * block + (32 if block == 32 else 0), 35
+    raw = torch.tensor([0, 0xFF, 0x0F, 0xF0, 0x88], dtype=torch.uint8).repeat_interleave(n // 5)[:, None]
+    raw = raw.repeat(1, k // block * size)
+    scale = slice(-2, None) if dtype == "q6_k" else slice(0, 2)
+    raw.reshape(n, -1, size)[..., scale] = torch.tensor([0.125], dtype=torch.float16).view(torch.uint8)
+    if dtype in ("q4_1", "q5_1", "q4_k", "q5_k"):  # minimum
+        raw.reshape(n, -1, size)[..., 2:4] = 0
+    w = dequantise(Quantised(dtype, (n, k), raw))
+    program = parse_program(thresholds.LAYER.format(hi=64, n=n, k=k, dtype=dtype))
+    run = _native.Delegate("ggml", program.to_json(), {"w": raw.numpy().tobytes()}).run
+    for rows in (1, 2, 3, 4, 8, 29):
+        for x in (
+            torch.full((rows, k), 127.0),
+            torch.full((rows, k), -127.0),
+            254.0 * torch.randint(2, (rows, k)) - 127,
+        ):
+            got = torch.from_numpy(numpy.asarray(run([x])[0]))
+            assert ((got - F.linear(x, w)).abs() <= slack("ggml", dtype, x, w)).all()
+
+
 def test_not_finite() -> None:
     """A NaN or an infinity among the activations does not become a number."""
     _, weights = model_and_weights("q8_0")
-    for dtype in ("q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k"):  # ggml's kernels of q5_0 and q5_1 lose a NaN
+    for dtype in BLOCKS.keys() - {"q5_0", "q5_1"}:  # ggml's kernels of those lose a NaN
         q = quantise(dequantise(weights["layer.weight"]), dtype)
         s, size = Size.symbol("s", 1, 64), Size.const
         contract = Contract(
@@ -170,7 +195,7 @@ def test_not_finite() -> None:
         assert numpy.isfinite(y[0]).all() and not numpy.isfinite(y[1:]).any(), dtype
 
 
-@pytest.mark.parametrize("dtype", ["q4_k", "q5_k", "q6_k"])
+@pytest.mark.parametrize("dtype", ["q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"])
 def test_same_bits(dtype: str, threads: Any) -> None:
     """Of a row, for any number of threads, among any other rows, and from a list of rows."""
     torch.manual_seed(0)

@@ -71,7 +71,7 @@ def test_a_gguf_is_taken_bit_for_bit(dtype: str, llama: Any, tmp_path: Path) -> 
             assert torch.equal(dict(found.model.named_parameters())[name], p)
 
 
-@pytest.mark.parametrize("dtype", ["q8_0", "q4_k"])
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "iq4_nl", "iq4_xs"])
 def test_a_gguf_runs(dtype: str, llama: Any, tmp_path: Path) -> None:
     """Logits as eager's with the same weights, dequantised; a cut file is refused, and the loaded model still works."""
     path = tmp_path / "m.gguf"

@@ -131,7 +131,7 @@ def test_without_the_wheel(left: str, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- weights and states
 @pytest.mark.parametrize(
-    "dtype, own", [("q8_0", True), ("q4_0", True), ("q4_1", True), ("q5_1", False), ("q4_k", False)]
+    "dtype, own", [("q8_0", True), ("q4_0", True), ("q4_1", True), ("q5_1", False), ("q4_k", False), ("iq4_nl", False)]
 )
 def test_widened_weights_are_in_the_report(dtype: str, own: bool, engine: str) -> None:
     """A line where weights in blocks are no blocks any more when they are loaded; the numbers are the same."""

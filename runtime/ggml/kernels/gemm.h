@@ -32,8 +32,8 @@ Kernel matmul_kernel(DType dtype);  // MatmulJob; nullptr for an unsupported dty
 Kernel gemv_kernel();               // MatmulJob, f32: small m, 16-bit or quantised weight
 ActivationFormat gemv_activation_format(DType weight);
 Kernel gemm_int16_kernel(DType weight);  // MatmulJob, f32: large m, quantised weight; nullptr if not supported
-// MatmulJob, f32: K-quant weight, m > 1; nullptr if not supported. The last operand is the workspace that quantise_rows_kernel
-// filled, or nothing: then every thread quantises the rows, which for small m costs less than another step.
+// MatmulJob, f32: K-quant, iq4_nl or iq4_xs weight, m > 1; nullptr if not supported. The last operand is the workspace that
+// quantise_rows_kernel filled, or nothing: then every thread quantises the rows, which for small m costs less than another step.
 Kernel gemm_int8_kernel(DType weight);
 Kernel quantise_rows_kernel();  // MatmulJob
 int64_t quantised_rows_bytes(int64_t m, int64_t k);

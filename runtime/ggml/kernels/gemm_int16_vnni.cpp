@@ -1,6 +1,6 @@
-// Matrix product with a quantised weight in int16 on AVX-512 VNNI, for large m; K-quants have gemm_int8.cpp. Activations are
-// quantised to int16 with a scale per block of 32: the error is small compared with that of the weights, and it takes half the
-// time of f32.
+// Matrix product with a quantised weight in int16 on AVX-512 VNNI, for large m; K-quants and iq4 have gemm_int8.cpp. Activations
+// are quantised to int16 with a scale per block of 32: the error is small compared with that of the weights, and it takes half
+// the time of f32.
 #include "ggml/kernels/gemm_microkernel.h"
 #include "ggml/simd/dot_quant.h"
 

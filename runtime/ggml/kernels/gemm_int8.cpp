@@ -1,5 +1,5 @@
-// Matrix product with a K-quant weight in int8, for two rows and more. Activations are quantised to int8 with a scale per
-// block of 32. Weights are unpacked to unsigned bytes, a panel of kNR columns and 256 rows of k at a time, in groups of four
+// Matrix product with a K-quant, iq4_nl or iq4_xs weight in int8, for two rows and more. Activations are quantised to int8 with
+// a scale per block of 32. Weights are unpacked to bytes, a panel of kNR columns and 256 rows of k at a time, in groups of four
 // along k: the layout of the dot product instructions of AVX-512 VNNI and AVX2.
 #include "ggml/kernels/gemm_microkernel.h"
 #include "ggml/simd/dot_kquant.h"
@@ -19,13 +19,14 @@ using Int32s = VectorOf<int32_t>;
 using Words4 = uint32_t __attribute__((vector_size(16), aligned(1), may_alias));
 using Words8 = uint32_t __attribute__((vector_size(32), aligned(4), may_alias));
 
-// ---- dot products of unsigned weights with int8 activations
+// ---- dot products of weights with int8 activations
 
-// Sums of products per column. AVX2 and AVX-512 without VNNI sum pairs of products in int16; kGroups groups of `bits`-bit
-// weights do not overflow.
+// Sums of products per column. With VNNI weights are unsigned. AVX2 and AVX-512 without VNNI sum pairs of products in int16;
+// kMaxGroups groups of unsigned `bits`-bit weights do not overflow. 8-bit weights are signed there, at least -127, and a single
+// pair fits: sums are int32.
 template <int bits>
 struct GroupDot {
-#ifdef __AVX512VNNI__
+#ifdef KEEPDIM_VNNI
   static constexpr int64_t kMaxGroups = kBlockGroups;
   using Sum = Int32s;
   static Sum add(Sum sum, Words w, Words x) {
@@ -55,6 +56,29 @@ struct GroupDot {
 #endif
 };
 
+#ifndef KEEPDIM_VNNI
+template <>
+struct GroupDot<8> {
+  static constexpr int64_t kMaxGroups = kBlockGroups;
+  using Sum = Int32s;
+  static Sum add(Sum sum, Words w, Words x) {
+#ifdef __AVX512BW__
+    const auto signed_w = reinterpret_cast<__m512i>(w), bytes = reinterpret_cast<__m512i>(x);
+    const __m512i signed_x = _mm512_mask_sub_epi8(bytes, _mm512_movepi8_mask(signed_w), _mm512_setzero_si512(), bytes);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(signed_w), signed_x);
+    sum += reinterpret_cast<Sum>(_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#else
+    const auto signed_w = reinterpret_cast<__m256i>(w), bytes = reinterpret_cast<__m256i>(x);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(signed_w), _mm256_sign_epi8(bytes, signed_w));
+    sum += reinterpret_cast<Sum>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+    asm("" : "+v"(sum));
+    return sum;
+  }
+  static Int32s total(Sum sum) { return sum; }
+};
+#endif
+
 // Rows of the microkernel: the accumulators fill the registers.
 #ifdef __AVX512F__
 constexpr int kRows = 7;
@@ -69,6 +93,7 @@ struct ActivationBlock {
   int8_t q[kBlockGroups][kRows][4];
   float scale[kRows], sum[kRows];  // sum: of the elements, scale * q
   int32_t start[2][kRows];         // -32 times the sum of q, for each half
+  int32_t iq4_start[kRows];        // -kIq4Offset times the sum of q
 };
 
 // Tile i of the rows: as equal in height as possible, at most kRows.
@@ -85,6 +110,7 @@ void quantise_block(const float* x, int r, ActivationBlock& to) {
   for (int64_t g = 0; g < kBlockGroups; ++g) std::memcpy(to.q[g][r], q + 4 * g, 4);
   to.sum[r] = to.scale[r] * static_cast<float>(sums[0] + sums[1]);
   for (int half = 0; half < 2; ++half) to.start[half][r] = -32 * sums[half];
+  to.iq4_start[r] = -kIq4Offset * (sums[0] + sums[1]);
 }
 
 // Quantises blocks `blocks` of all rows of a tile.
@@ -98,7 +124,7 @@ void quantise_tile(const MatmulJob& job, const Rows& rows, int64_t tile, Span bl
 
 // ---- weights
 
-// kNR columns of one K-quant block: w = scale * q + min, or scale * (q - 32) without min.
+// kNR columns of 256 weights: w = scale * q + min, or scale * (q - Format::kOffset).
 template <class Format>
 struct alignas(64) WeightPanel {
   uint32_t q[kGroups][kNR];
@@ -138,9 +164,10 @@ template <bool fifth_bits>
 struct FormatQ45k {
   static constexpr int kBits = fifth_bits ? 5 : 4;
   static constexpr int64_t kBytes = fifth_bits ? 176 : 144, kScaleGroups = kBlockGroups;
+  static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true;
 
-  static void unpack(WeightPanel<FormatQ45k>& to, Columns column, int64_t first) {
+  static void unpack(WeightPanel<FormatQ45k>& to, Columns column, int64_t first, int64_t) {
     Words8 head[4], high[8];
     transpose_words(column, 0, head);
     const Float8 d = half_to_float(head[0]), min = -half_to_float(head[0] >> 16);
@@ -172,9 +199,10 @@ struct FormatQ45k {
 struct FormatQ6k {
   static constexpr int kBits = 6;
   static constexpr int64_t kBytes = sizeof(BlockQ6k), kScaleGroups = 4;
+  static constexpr int kOffset = 32;
   static constexpr bool kHasMin = false;
 
-  static void unpack(WeightPanel<FormatQ6k>& to, Columns column, int64_t first) {
+  static void unpack(WeightPanel<FormatQ6k>& to, Columns column, int64_t first, int64_t) {
     Words8 d, scales[4];
     for (int c = 0; c < 8; ++c) d[c] = reinterpret_cast<const BlockQ6k*>(column[c])->d;
     const Float8 factor = half_to_float(d);
@@ -198,9 +226,46 @@ struct FormatQ6k {
   }
 };
 
-// Unpacks one block of up to kNR columns at `w`; the last one is repeated. Prefetches the block at `next` bytes further.
+// iq4_nl: eight blocks at a time, fewer at the end of a row. iq4_xs: see BlockIq4xs.
+template <class Block>
+struct FormatIq4 {
+  static constexpr bool kSuper = std::is_same_v<Block, BlockIq4xs>;
+  static constexpr int kBits = 8, kOffset = kIq4Offset;
+  static constexpr int64_t kBytes = kSuper ? sizeof(Block) : kBlocks * sizeof(Block), kScaleGroups = kBlockGroups;
+  static constexpr bool kHasMin = false;
+
+  static void unpack(WeightPanel<FormatIq4>& to, Columns column, int64_t first, int64_t blocks) {
+    if constexpr (kSuper) {
+      Words8 head[4];
+      transpose_words(column, 0, head);
+      const Float8 d = half_to_float(head[0]);
+      for (int b = 0; b < kBlocks; ++b) {
+        const Words8 scale = (head[1] >> (4 * b) & 0xf) | (head[0] >> (16 + 2 * b) & 3) << 4;
+        store8(to.scale[b] + first, d * to_float(scale - 32));
+      }
+    }
+    for (int64_t b = 0; b < blocks; ++b) {
+      if constexpr (!kSuper) {
+        Words8 d;
+        for (int c = 0; c < 8; ++c) d[c] = reinterpret_cast<const Block*>(column[c])[b].d;
+        store8(to.scale[b] + first, half_to_float(d));
+      }
+      Words8 q[4];
+      transpose_words(column, kSuper ? offsetof(Block, q) + 16 * b : b * sizeof(Block) + offsetof(Block, q), q);
+      for (int64_t g = 0; g < 4; ++g)
+        for (int64_t half = 0; half < 2; ++half) {
+          const Words8 indices = q[g] >> static_cast<int>(4 * half) & 0xf * kEachByte;
+          const __m256i weights = iq4_weights(reinterpret_cast<__m256i>(indices));
+          store8(to.q[b * kBlockGroups + 4 * half + g] + first, reinterpret_cast<Words8>(weights));
+        }
+    }
+  }
+};
+
+// Unpacks `blocks` blocks of 32 of up to kNR columns at `w`; the last column is repeated. Prefetches the panel at `next` bytes
+// further.
 template <class Format>
-void unpack_panel(WeightPanel<Format>& to, const char* w, int64_t pitch, int64_t columns, int64_t next) {
+void unpack_panel(WeightPanel<Format>& to, const char* w, int64_t pitch, int64_t columns, int64_t blocks, int64_t next) {
   for (int64_t first = 0; first < kNR; first += 8) {
     const uint8_t* column[8];
     for (int64_t c = 0; c < 8; ++c) {
@@ -208,7 +273,7 @@ void unpack_panel(WeightPanel<Format>& to, const char* w, int64_t pitch, int64_t
       column[c] = reinterpret_cast<const uint8_t*>(from);
       for (int64_t line = 0; line < Format::kBytes; line += 64) _mm_prefetch(from + next + line, _MM_HINT_T0);
     }
-    Format::unpack(to, column, first);
+    Format::unpack(to, column, first, blocks);
   }
 }
 
@@ -219,6 +284,7 @@ struct Int8Microkernel {
   float* y;  // [height, kNR]
   const ActivationBlock* x;
   const WeightPanel<Format>* w;
+  int64_t groups;    // of the panel
   bool add;          // to y
   const char* next;  // weights of the next panel: a part of them is prefetched in memory order
   int64_t lines;     // cache lines to prefetch per scale
@@ -234,16 +300,17 @@ void int8_microkernel(const Int8Microkernel<Format>& t) {
     for (int r = 0; r < height; ++r)
       for (int v = 0; v < 2; ++v) sum[r][v] = load(t.y + r * kNR + v * kVector);
   const char* next = t.next;
-  for (int64_t group = 0; group < kGroups; group += scale_groups) {
+  for (int64_t group = 0; group < t.groups; group += scale_groups) {
     for (int64_t i = 0; i < t.lines; ++i, next += 64) _mm_prefetch(next, _MM_HINT_T1);
     const ActivationBlock& x = t.x[group / kBlockGroups];
     const int64_t part = group % kBlockGroups;
+    const int32_t* start = scale_groups == kBlockGroups ? x.iq4_start : x.start[part / 4];
     Int32s total[height][2];
 #pragma GCC unroll 4
     for (int64_t begin = 0; begin < scale_groups; begin += run) {
       typename Dot::Sum dots[height][2] = {};
-      if constexpr (start_in_sum && !Format::kHasMin)
-        for (int r = 0; r < height; ++r) dots[r][0] = dots[r][1] = Int32s{} + x.start[part / 4][r];
+      if constexpr (start_in_sum && Format::kOffset)
+        for (int r = 0; r < height; ++r) dots[r][0] = dots[r][1] = Int32s{} + start[r];
 #pragma GCC unroll 8
       for (int64_t g = begin; g < begin + run; ++g) {
         const uint32_t* from = t.w->q[group + g];
@@ -265,7 +332,7 @@ void int8_microkernel(const Int8Microkernel<Format>& t) {
 #pragma GCC unroll 8
     for (int r = 0; r < height; ++r)
       for (int v = 0; v < 2; ++v) {
-        if constexpr (!start_in_sum && !Format::kHasMin) total[r][v] += x.start[part / 4][r];
+        if constexpr (!start_in_sum && Format::kOffset) total[r][v] += start[r];
         sum[r][v] += __builtin_convertvector(total[r][v], Vector) * (scale[v] * x.scale[r]);
       }
     if constexpr (Format::kHasMin) {
@@ -294,7 +361,7 @@ int64_t tile_bytes(int64_t k) { return k / kBlock32 * static_cast<int64_t>(sizeo
 void quantise_rows(ggml_tensor*, int ith, int nth, void* userdata) {
   const auto& job = *static_cast<const MatmulJob*>(userdata);
   const Rows rows = parse_row_list(job, job.data[4], job.m);
-  const int64_t blocks = job.k / kBlock32, parts = job.k / kSuperBlock;
+  const int64_t blocks = job.k / kBlock32, parts = (blocks + kBlocks - 1) / kBlocks;
   Loop loop;
   loop.push(tile_count(rows.count), tile_bytes(job.k));
   loop.push(parts, 0);
@@ -312,7 +379,7 @@ void gemm_int8(ggml_tensor*, int ith, int nth, void* userdata) {
   auto* result = static_cast<float*>(job.data[0]);
   for_each_unlisted(rows, split_range(job.m, ith, nth), [&](int64_t r) { std::fill_n(result + r * job.n, job.n, 0.0f); });
   if (rows.count == 0) return;
-  const int64_t tiles = tile_count(rows.count), blocks = job.k / kSuperBlock;
+  const int64_t tiles = tile_count(rows.count), panels = (job.k + kSuperBlock - 1) / kSuperBlock;  // the last may be shorter
   const int64_t row_floats = job.data[5] ? 0 : tiles * tile_bytes(job.k) / static_cast<int64_t>(sizeof(float));
   float* const workspace = scratch(row_floats + rows.count * kNR + 16);
   if (!workspace) return job.fail(0, "out of memory for its rows. Free memory, or call with smaller sizes.");
@@ -328,14 +395,16 @@ void gemm_int8(ggml_tensor*, int ith, int nth, void* userdata) {
     const char* const w = at<char>(job.data[2], offset[2]);
     const bool last_panel = p.first + kNR >= job.n;
     constexpr int64_t scales = kGroups / Format::kScaleGroups;
-    const int64_t calls = blocks * (p.rows.end - p.rows.begin), lines = last_panel ? 0 : kNR * job.b_column / 64 + 1;
+    const int64_t calls = panels * (p.rows.end - p.rows.begin), lines = last_panel ? 0 : kNR * job.b_column / 64 + 1;
     Int8Microkernel<Format> args{
-        y, nullptr, &panel, false, w + kNR * job.b_column, (lines + calls * scales - 1) / (calls * scales)};
+        y, nullptr, &panel, kGroups, false, w + kNR * job.b_column, (lines + calls * scales - 1) / (calls * scales)};
     const char* const end_of_next = args.next + lines * 64;
-    for (int64_t b = 0; b < blocks; ++b) {
-      const bool last = b + 1 == blocks;
+    for (int64_t b = 0; b < panels; ++b) {
+      const bool last = b + 1 == panels;
+      const int64_t blocks = std::min(kBlocks, job.k / kBlock32 - b * kBlocks);
       const int64_t next = !last ? Format::kBytes : last_panel ? 0 : kNR * job.b_column - b * Format::kBytes;
-      unpack_panel(panel, w + b * Format::kBytes, job.b_column, p.columns, next);
+      unpack_panel(panel, w + b * Format::kBytes, job.b_column, p.columns, blocks, next);
+      args.groups = blocks * kBlockGroups;
       args.y = y;
       args.add = b > 0;
       for (int64_t t = p.rows.begin; t < p.rows.end; ++t) {
@@ -367,6 +436,8 @@ Kernel gemm_int8_kernel(DType dtype) {
     case DType::q4_k: return gemm_int8<FormatQ45k<false>>;
     case DType::q5_k: return gemm_int8<FormatQ45k<true>>;
     case DType::q6_k: return gemm_int8<FormatQ6k>;
+    case DType::iq4_nl: return gemm_int8<FormatIq4<BlockIq4nl>>;
+    case DType::iq4_xs: return gemm_int8<FormatIq4<BlockIq4xs>>;
     default: return nullptr;
   }
 }

@@ -1,6 +1,8 @@
-// Matrix product of few rows with a 16-bit or quantised weight, read in place: dot products over the weight's blocks, with
-// quantised activations. Larger m goes through panels (gemm.cpp, gemm_int16_vnni.cpp, gemm_int8.cpp). Also embedding lookup from
-// such weights.
+// The table of weight formats (16-bit floats and ggml's blocks), and their conversion from and to f32. Matrix product of few rows
+// with such a weight, read in place: dot products over the weight's blocks, with quantised activations. Larger m goes through
+// panels (gemm.cpp, gemm_int16_vnni.cpp, gemm_int8.cpp). Also embedding lookup from such weights.
+#include <array>
+
 #include "core/quant.h"
 #include "ggml/kernels/gather_scatter.h"
 #include "ggml/kernels/gemm_microkernel.h"
@@ -13,21 +15,7 @@ namespace {
 
 constexpr int64_t kColumns = 16;  // rows of the weight per work item
 
-ggml_type type_of(DType dtype) {
-  switch (dtype) {
-    case DType::q8_0: return GGML_TYPE_Q8_0;
-    case DType::q4_0: return GGML_TYPE_Q4_0;
-    case DType::q4_1: return GGML_TYPE_Q4_1;
-    case DType::q5_0: return GGML_TYPE_Q5_0;
-    case DType::q5_1: return GGML_TYPE_Q5_1;
-    case DType::q4_k: return GGML_TYPE_Q4_K;
-    case DType::q5_k: return GGML_TYPE_Q5_K;
-    case DType::q6_k: return GGML_TYPE_Q6_K;
-    case DType::f16: return GGML_TYPE_F16;
-    case DType::bf16: return GGML_TYPE_BF16;
-    default: return GGML_TYPE_COUNT;
-  }
-}
+// ---- weight formats
 
 void read_f16(const void* x, float* y, int64_t n) { ggml_cpu_fp16_to_fp32(static_cast<const ggml_fp16_t*>(x), y, n); }
 void read_bf16(const void* x, float* y, int64_t n) { ggml_cpu_bf16_to_fp32(static_cast<const ggml_bf16_t*>(x), y, n); }
@@ -56,6 +44,33 @@ void read_quants(const void* x, float* y, int64_t n) {
 #else
   read_blocks<type>(x, y, n);
 #endif
+}
+
+struct FormatRow {
+  DType dtype;
+  ggml_type type;
+  void (*to_float)(const void* x, float* y, int64_t n);
+  void (*from_float)(const float* x, void* y, int64_t n) = nullptr;  // of the formats that a state may have
+};
+constexpr FormatRow kFormats[] = {
+    {DType::f16, GGML_TYPE_F16, read_f16, write_f16},
+    {DType::bf16, GGML_TYPE_BF16, read_bf16, write_bf16},
+    {DType::q8_0, GGML_TYPE_Q8_0, read_quants<GGML_TYPE_Q8_0, BlockQ8>, write_blocks<GGML_TYPE_Q8_0>},
+    {DType::q4_0, GGML_TYPE_Q4_0, read_quants<GGML_TYPE_Q4_0, BlockQ4>},
+    {DType::q4_1, GGML_TYPE_Q4_1, read_quants<GGML_TYPE_Q4_1, BlockQ4m>},
+    {DType::q5_0, GGML_TYPE_Q5_0, read_quants<GGML_TYPE_Q5_0, BlockQ5>},
+    {DType::q5_1, GGML_TYPE_Q5_1, read_quants<GGML_TYPE_Q5_1, BlockQ5m>},
+    {DType::q4_k, GGML_TYPE_Q4_K, read_blocks<GGML_TYPE_Q4_K>},
+    {DType::q5_k, GGML_TYPE_Q5_K, read_blocks<GGML_TYPE_Q5_K>},
+    {DType::q6_k, GGML_TYPE_Q6_K, read_quants<GGML_TYPE_Q6_K, BlockQ6k, 256>},
+    {DType::iq4_nl, GGML_TYPE_IQ4_NL, read_quants<GGML_TYPE_IQ4_NL, BlockIq4nl>},
+    {DType::iq4_xs, GGML_TYPE_IQ4_XS, read_quants<GGML_TYPE_IQ4_XS, BlockIq4xs, 256>},
+};
+
+ggml_type type_of(DType dtype) {
+  for (const FormatRow& row : kFormats)
+    if (row.dtype == dtype) return row.type;
+  return GGML_TYPE_COUNT;
 }
 
 // ---- gemv
@@ -87,6 +102,8 @@ class ColumnDots {
       case DType::q4_k: return prepare_kquant<KDot45<false>>();
       case DType::q5_k: return prepare_kquant<KDot45<true>>();
       case DType::q6_k: return prepare_kquant<KDot6>();
+      case DType::iq4_nl: return prepare_dots<Dot4Bit<BlockIq4nl>, BlockIq4nl>();
+      case DType::iq4_xs: return prepare_kquant<KDotIq4>();
       case DType::f16: run_ = &ColumnDots::run_float16<false>; return true;
       case DType::bf16: run_ = &ColumnDots::run_float16<true>; return true;
       default: break;
@@ -124,8 +141,9 @@ class ColumnDots {
   template <class Dot>
   bool prepare_kquant() {
     const int64_t blocks = job_.k / kSuperBlock;
-    if (!workspace(job_.m * blocks * static_cast<int64_t>(sizeof(KActivations)))) return false;
-    auto* to = reinterpret_cast<KActivations*>(workspace_);
+    using Activations = typename Dot::Activations;
+    if (!workspace(job_.m * blocks * static_cast<int64_t>(sizeof(Activations)))) return false;
+    auto* to = reinterpret_cast<Activations*>(workspace_);
     for (int64_t i = 0; i < job_.m * blocks; ++i) to[i].quantise(x() + i * kSuperBlock);
     run_ = &ColumnDots::run_kquant<Dot>;
     return true;
@@ -134,7 +152,7 @@ class ColumnDots {
   template <class Dot>
   void run_kquant(const char* weight, float* y, int64_t columns) const {
     const int64_t blocks = job_.k / kSuperBlock;
-    const auto* rows = reinterpret_cast<const KActivations*>(workspace_);
+    const auto* rows = reinterpret_cast<const typename Dot::Activations*>(workspace_);
     for (int64_t c = 0; c < columns; ++c, weight += job_.b_column)
       for (int64_t r = 0; r < job_.m; ++r) y[r * job_.n + c] = kquant_dot<Dot>(weight, rows + r * blocks, blocks);
   }
@@ -236,25 +254,16 @@ void lookup(ggml_tensor*, int ith, int nth, void* userdata) {
 }  // namespace
 
 const WeightFormat* weight_format(DType dtype) {
-  static constexpr WeightFormat f16{1, 2, read_f16, write_f16}, bf16{1, 2, read_bf16, write_bf16};
-  static constexpr WeightFormat q8_0{32, 34, read_quants<GGML_TYPE_Q8_0, BlockQ8>, write_blocks<GGML_TYPE_Q8_0>},
-      q4_0{32, 18, read_quants<GGML_TYPE_Q4_0, BlockQ4>, nullptr}, q4_1{32, 20, read_quants<GGML_TYPE_Q4_1, BlockQ4m>, nullptr},
-      q5_0{32, 22, read_quants<GGML_TYPE_Q5_0, BlockQ5>, nullptr}, q5_1{32, 24, read_quants<GGML_TYPE_Q5_1, BlockQ5m>, nullptr};
-  static constexpr WeightFormat q4_k{256, 144, read_blocks<GGML_TYPE_Q4_K>, nullptr},
-      q5_k{256, 176, read_blocks<GGML_TYPE_Q5_K>, nullptr}, q6_k{256, 210, read_quants<GGML_TYPE_Q6_K, BlockQ6k, 256>, nullptr};
-  switch (dtype) {
-    case DType::f16: return &f16;
-    case DType::bf16: return &bf16;
-    case DType::q8_0: return &q8_0;
-    case DType::q4_0: return &q4_0;
-    case DType::q4_1: return &q4_1;
-    case DType::q5_0: return &q5_0;
-    case DType::q5_1: return &q5_1;
-    case DType::q4_k: return &q4_k;
-    case DType::q5_k: return &q5_k;
-    case DType::q6_k: return &q6_k;
-    default: return nullptr;
-  }
+  static const auto formats = [] {
+    std::array<WeightFormat, kDTypeCount> table{};
+    for (const FormatRow& row : kFormats) {
+      const auto block = static_cast<int64_t>(dtype_block(row.dtype)), bytes = static_cast<int64_t>(dtype_bytes(row.dtype));
+      table[static_cast<size_t>(row.dtype)] = {block, bytes, row.to_float, row.from_float};
+    }
+    return table;
+  }();
+  const WeightFormat& format = formats[static_cast<size_t>(dtype)];
+  return format.to_float ? &format : nullptr;
 }
 
 Kernel gemv_kernel() { return gemv; }

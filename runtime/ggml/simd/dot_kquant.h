@@ -1,11 +1,12 @@
-// AVX2 dot product of one row of a K-quant weight with one row of activations, quantised to int8 with a scale per block of 32.
+// AVX2 dot product of one row of a K-quant or iq4_xs weight with one row of activations, quantised to int8 with a scale per block
+// of 32.
 #pragma once
 #include "ggml/simd/dot_quant.h"
 
 #ifdef __AVX2__
 namespace keepdim::ggml {
 
-constexpr int64_t kSuperBlock = 256;  // weights per K-quant block
+constexpr int64_t kSuperBlock = 256;  // weights per block of a K-quant or iq4_xs
 
 // 32 elements as int8; returns their scale. `sums`: of the q of each half.
 inline float quantise_int8(const float* x, int8_t* q, int32_t (&sums)[2]) {
@@ -38,9 +39,28 @@ struct KActivations {
   }
 };
 
+// The same for iq4_xs, with blocks in pairs a, b as in Dot4Bit. start: -kIq4Offset * the sum of the q of a block, in one lane of
+// its half.
+struct PairedActivations {
+  int8_t q[kSuperBlock];
+  float scale[8];
+  int32_t start[4][8];
+
+  void quantise(const float* x) {
+    std::memset(start, 0, sizeof(start));
+    for (int b = 0; b < 8; ++b) {
+      alignas(32) int8_t block[32];
+      int32_t sums[2];
+      scale[b] = quantise_int8(x + 32 * b, block, sums);
+      for (int half = 0; half < 2; ++half) std::memcpy(q + 64 * (b / 2) + 32 * half + 16 * (b % 2), block + 16 * half, 16);
+      start[b / 2][b % 2 * 4] = -kIq4Offset * (sums[0] + sums[1]);
+    }
+  }
+};
+
 // Sums of four products u * s. u < 64, so that pairs fit in int16.
 inline __m256i dot_four(__m256i u, __m256i s) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#ifdef KEEPDIM_VNNI
   return _mm256_dpbusd_epi32(_mm256_setzero_si256(), u, s);
 #else
   return _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
@@ -70,6 +90,7 @@ struct KDotSums {
 // q4_k and q5_k: d and dmin as f16, 6-bit scales and minima of 8 blocks of 32 in 12 bytes, [fifth bits], nibbles.
 template <bool fifth_bits>
 struct KDot45 {
+  using Activations = KActivations;
   static constexpr int64_t kBytes = fifth_bits ? 176 : 144;
 
   static void add(KDotSums& sum, const uint8_t* w, const KActivations& x) {
@@ -99,6 +120,7 @@ struct KDot45 {
 };
 
 struct KDot6 {
+  using Activations = KActivations;
   static constexpr int64_t kBytes = sizeof(BlockQ6k);
 
   static void add(KDotSums& sum, const uint8_t* w, const KActivations& x) {
@@ -128,8 +150,37 @@ struct KDot6 {
   }
 };
 
+struct KDotIq4 {
+  using Activations = PairedActivations;
+  static constexpr int64_t kBytes = sizeof(BlockIq4xs);
+
+  static void add(KDotSums& sum, const uint8_t* w, const PairedActivations& x) {
+    const auto& block = *reinterpret_cast<const BlockIq4xs*>(w);
+    uint32_t packed;
+    std::memcpy(&packed, block.scales_low, sizeof(packed));
+    const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), nibble = _mm256_set1_epi8(15);
+    const __m256i low4 = _mm256_and_si256(
+        _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(packed)), _mm256_slli_epi32(even, 1)), _mm256_set1_epi32(15));
+    const __m256i high2 = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(block.scales_high), even), _mm256_set1_epi32(3));
+    const __m256i scales = _mm256_sub_epi32(_mm256_or_si256(low4, _mm256_slli_epi32(high2, 4)), _mm256_set1_epi32(32));
+    const __m256 factors =
+        _mm256_mul_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(scales), _mm256_loadu_ps(x.scale)), _mm256_set1_ps(_cvtsh_ss(block.d)));
+    const __m256i halves = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; ++p) {
+      const __m256i bytes = load256(block.q + 32 * p);
+      const __m256i low = iq4_weights(_mm256_and_si256(bytes, nibble));
+      const __m256i high = iq4_weights(_mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble));
+      const __m256i first = kIq4Offset ? load256(x.start[p]) : _mm256_setzero_si256();
+      const __m256i dots = dot_iq4(dot_iq4(first, low, load256(x.q + 64 * p)), high, load256(x.q + 64 * p + 32));
+      const __m256 scale = _mm256_permutevar8x32_ps(factors, _mm256_add_epi32(halves, _mm256_set1_epi32(2 * p)));
+      sum.dots[p] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, sum.dots[p]);
+    }
+  }
+};
+
 template <class Dot>
-float kquant_dot(const char* weight, const KActivations* x, int64_t blocks) {
+float kquant_dot(const char* weight, const typename Dot::Activations* x, int64_t blocks) {
   KDotSums sum;
   const auto* w = reinterpret_cast<const uint8_t*>(weight);
   for (int64_t b = 0; b < blocks; ++b, w += Dot::kBytes) {

@@ -20,7 +20,7 @@ inline __m256i load_2x128(const void* low, const void* high) {
 
 // sum + u0 . s0 + u1 . s1 per 32-bit lane (4 bytes each). u <= 15, so that the sum of two pairs fits in int16.
 inline __m256i dot_bytes(__m256i sum, __m256i u0, __m256i s0, __m256i u1, __m256i s1) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#ifdef KEEPDIM_VNNI
   return _mm256_dpbusd_epi32(_mm256_dpbusd_epi32(sum, u0, s0), u1, s1);
 #else
   const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(u0, s0), _mm256_maddubs_epi16(u1, s1));
@@ -28,9 +28,34 @@ inline __m256i dot_bytes(__m256i sum, __m256i u0, __m256i s0, __m256i u1, __m256
 #endif
 }
 
+// Weights of iq4_nl and iq4_xs as bytes: unsigned with an offset for VNNI, signed otherwise, where the sum of a pair of products
+// with unsigned ones does not fit in int16.
+#ifdef KEEPDIM_VNNI
+constexpr int kIq4OffsetBits = 7;
+#else
+constexpr int kIq4OffsetBits = 0;
+#endif
+constexpr int kIq4Offset = kIq4OffsetBits ? 1 << kIq4OffsetBits : 0;
+
+// The weights of 4-bit indices, plus kIq4Offset.
+inline __m256i iq4_weights(__m256i indices) {
+  const __m256i table = _mm256_broadcastsi128_si256(load128(kIq4Values));
+  return _mm256_shuffle_epi8(_mm256_xor_si256(table, _mm256_set1_epi8(static_cast<char>(kIq4Offset))), indices);
+}
+
+// sum + w . x per 32-bit lane (4 bytes each), w from iq4_weights.
+inline __m256i dot_iq4(__m256i sum, __m256i w, __m256i x) {
+#ifdef KEEPDIM_VNNI
+  return _mm256_dpbusd_epi32(sum, w, x);
+#else
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+}
+
 // a0 . b0 + a1 . b1 per 32-bit lane (2 int16 each).
 inline __m256i dot_int16(__m256i a0, __m256i b0, __m256i a1, __m256i b1) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#ifdef KEEPDIM_VNNI
   return _mm256_dpwssd_epi32(_mm256_madd_epi16(a0, b0), a1, b1);
 #else
   return _mm256_add_epi32(_mm256_madd_epi16(a0, b0), _mm256_madd_epi16(a1, b1));
@@ -84,12 +109,14 @@ struct ActivationLayout {
 // ---- 4-bit weights
 
 // Activations are stored in pairs of blocks a, b: first 16 values of a and b, last 16 values of a and b, then the initial value
-// of each lane of the dot product: -8 * sum(x) for q4_0 (whose weights are q - 8), unused for q4_1.
+// of each lane of the dot product: -8 * sum(x) for q4_0 (whose weights are q - 8), -kIq4Offset * sum(x) for iq4_nl, unused for
+// q4_1.
 template <class Block>
 struct Dot4Bit {
-  static constexpr bool has_min = sizeof(Block) == sizeof(BlockQ4m);
-  static constexpr int64_t kBytes = 48;  // per block of activations
-  static constexpr int kRows = 4;        // weight rows per pass
+  static constexpr bool has_min = sizeof(Block) == sizeof(BlockQ4m), iq4 = std::is_same_v<Block, BlockIq4nl>;
+  static constexpr int offset_bits = has_min ? 0 : iq4 ? kIq4OffsetBits : 3;  // 0: no offset
+  static constexpr int64_t kBytes = 48;                                       // per block of activations
+  static constexpr int kRows = 4;                                             // weight rows per pass
 
   static void prepare(const float* x, int64_t blocks, char* row, const ActivationLayout& at) {
     auto* scales = reinterpret_cast<float*>(row + at.scales);
@@ -107,8 +134,9 @@ struct Dot4Bit {
           _mm256_madd_epi16(_mm256_add_epi16(first, second), _mm256_set1_epi16(1));  // sums of four values: a pair of each half
       const __m128i lanes =
           _mm_hadd_epi32(_mm256_castsi256_si128(pair_sums), _mm256_extracti128_si256(pair_sums, 1));  // lane order of dot_bytes
-      if (!has_min)
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(pair + 64), _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), lanes), 3));
+      if (offset_bits)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(pair + 64),
+                         _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), lanes), offset_bits));
       scales[i] = scale;
       if (!has_min) continue;
       const __m128i two = _mm_hadd_epi32(lanes, lanes);
@@ -146,6 +174,7 @@ struct Dot4Bit {
       const __m256i packed = load_2x128(blocks[2 * p].q, 2 * p + 1 < count ? blocks[2 * p + 1].q : zero_block);
       low[p] = _mm256_and_si256(packed, nibble);
       high[p] = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
+      if constexpr (iq4) low[p] = iq4_weights(low[p]), high[p] = iq4_weights(high[p]);
     }
 #pragma GCC unroll 4
     for (int m = 0; m < n_act; ++m) {
@@ -155,8 +184,12 @@ struct Dot4Bit {
 #pragma GCC unroll 2
       for (int p = 0; p < pairs; ++p) {
         const char* pair = row + (block + 2 * p) * kBytes;
-        const __m256i first = has_min ? _mm256_setzero_si256() : load256(pair + 64);
-        const __m256i dots = dot_bytes(first, low[p], load256(pair), high[p], load256(pair + 32));
+        const __m256i first = offset_bits ? load256(pair + 64) : _mm256_setzero_si256();
+        __m256i dots;
+        if constexpr (iq4)
+          dots = dot_iq4(dot_iq4(first, low[p], load256(pair)), high[p], load256(pair + 32));
+        else
+          dots = dot_bytes(first, low[p], load256(pair), high[p], load256(pair + 32));
         sum[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), _mm256_permutevar8x32_ps(product, spread[p]), sum[m]);
       }
       if constexpr (has_min) {

@@ -6,7 +6,7 @@
 
 namespace keepdim::ggml {
 
-constexpr int64_t kBlock32 = 32;  // weights per block, except for K-quants
+constexpr int64_t kBlock32 = 32;  // weights per block, except for K-quants and iq4_xs
 
 // Whether the int16 GEMM is available (kernels/gemm_int16_vnni.cpp).
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -14,6 +14,11 @@ constexpr int64_t kBlock32 = 32;  // weights per block, except for K-quants
 constexpr bool kInt16Gemm = true;
 #else
 constexpr bool kInt16Gemm = false;
+#endif
+
+// Dot products of unsigned with signed bytes that sum in int32.
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define KEEPDIM_VNNI
 #endif
 
 // Whether the int8 GEMM is available (kernels/gemm_int8.cpp).
@@ -49,8 +54,18 @@ struct BlockQ6k {  // q6_k: w = d * scale * (q - 32), 256 weights with a scale p
   int8_t scales[16];
   uint16_t d;
 };
+struct BlockIq4nl {  // iq4_nl: w = d * kIq4Values[q]; low nibbles are weights 0..15, high nibbles 16..31
+  uint16_t d;
+  uint8_t q[16];
+};
+struct BlockIq4xs {         // iq4_xs: w = d * (scale - 32) * kIq4Values[q], a scale per 32 of 256 weights, nibbles as in iq4_nl
+  uint16_t d, scales_high;  // two bits per scale
+  uint8_t scales_low[4], q[128];  // four bits per scale
+};
+alignas(16) constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static_assert(sizeof(BlockQ8) == 34 && sizeof(BlockQ4) == 18 && sizeof(BlockQ4m) == 20);
 static_assert(sizeof(BlockQ5) == 22 && sizeof(BlockQ5m) == 24 && sizeof(BlockQ6k) == 210);
+static_assert(sizeof(BlockIq4nl) == 18 && sizeof(BlockIq4xs) == 136);
 
 }  // namespace keepdim::ggml
 
@@ -91,6 +106,9 @@ inline __m128i unpack_half(const BlockQ4& b, int half) { return _mm_sub_epi8(unp
 inline __m128i unpack_half(const BlockQ4m& b, int half) { return unpack_4bit(b.q, half); }
 inline __m128i unpack_half(const BlockQ5& b, int half) { return _mm_sub_epi8(unpack_5bit(b.q, b.h, half), _mm_set1_epi8(16)); }
 inline __m128i unpack_half(const BlockQ5m& b, int half) { return unpack_5bit(b.q, b.h, half); }
+inline __m128i unpack_half(const BlockIq4nl& b, int half) {
+  return _mm_shuffle_epi8(load128(kIq4Values), unpack_4bit(b.q, half));
+}
 template <class Block>
 constexpr bool kHasMin = std::is_same_v<Block, BlockQ4m> || std::is_same_v<Block, BlockQ5m>;
 template <class Block>
@@ -114,6 +132,17 @@ inline void dequantise_block(const BlockQ6k& b, float* y) {
       const float factor = scale * static_cast<float>(b.scales[8 * half + i]);
       dequantise_16(_mm_or_si128(low4, _mm_slli_epi16(high2, 4)), factor, -32 * factor, y);
     }
+}
+
+inline void dequantise_block(const BlockIq4xs& b, float* y) {
+  uint32_t low;
+  std::memcpy(&low, b.scales_low, sizeof(low));
+  for (int i = 0; i < 8; ++i) {  // 32 weights
+    const uint32_t scale = (low >> (4 * i) & 15) | (b.scales_high >> (2 * i) & 3u) << 4;
+    const float factor = _cvtsh_ss(b.d) * static_cast<float>(static_cast<int>(scale) - 32);
+    for (int half = 0; half < 2; ++half, y += 16)
+      dequantise_16(_mm_shuffle_epi8(load128(kIq4Values), unpack_4bit(b.q + 16 * i, half)), factor, 0, y);
+  }
 }
 
 }  // namespace keepdim::ggml
