@@ -1,7 +1,7 @@
 // Contract::bind and bind_results, and their error messages.
-#include <cstring>
+#include "core/contract.h"
 
-#include "core/program.h"
+#include <cstring>
 
 namespace keepdim {
 
