@@ -23,6 +23,7 @@ class GrowingBuffer {
 
  private:
   void map(size_t size);
+  void touch(size_t size);
   void release();
 
   char* data_ = nullptr;
