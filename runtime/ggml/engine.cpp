@@ -1,4 +1,5 @@
-// The ggml engine: weight packing, the arena and work buffer shared by all plans of a delegate, and execution.
+// The ggml engine: weight packing, the arena and work buffer shared by all plans of a delegate, and calls of a plan, whose steps
+// step_sequence.cpp runs.
 #include "ggml/engine.h"
 
 #include <sched.h>
@@ -35,8 +36,9 @@ void on_abort(const char* message) {
   std::fprintf(stderr, "%s\n", message);  // ggml aborts the process when this returns
 }
 
-// Threads synchronise after every step. On a machine whose cores are busy with other processes, each barrier waits until all
-// threads are scheduled, and a single thread is much faster. Falls back to one thread for a while if that happens.
+// Threads wait for each other around every step that they share. On a machine whose cores are busy with other processes, each
+// barrier waits until all threads are scheduled, and a single thread is much faster. Falls back to one thread for a while if that
+// happens.
 class ContentionBackoff {
  public:
   int threads(int wanted) { return wanted > 1 && single_runs_ > 0 ? (--single_runs_, 1) : wanted; }

@@ -1,3 +1,4 @@
+// The barrier of a plan's threads, and the loop that runs its steps.
 #include "ggml/step_sequence.h"
 
 #include <chrono>

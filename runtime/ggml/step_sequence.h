@@ -1,6 +1,6 @@
-// Steps of a plan that run one after another as one node of ggml's graph. ggml synchronises its threads after every node; inside
-// a sequence they wait only where a step may read what another thread wrote: steps too small to share are computed by one
-// thread, one after another without waiting.
+// The loop over the steps of a plan, and the barrier between its threads. Consecutive steps run as one node of ggml's graph,
+// after which ggml synchronises its threads; inside a sequence they wait only where a step may read what another thread wrote.
+// Steps too small to share are computed by one thread, one after another without waiting.
 #pragma once
 #include <atomic>
 #include <cstddef>

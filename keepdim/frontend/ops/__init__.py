@@ -1,4 +1,7 @@
-"""Lowering rules of all supported ops, one file per family; `table` has the registry and shared helpers."""
+"""Lowering rules of all supported ops, one file per family; `table` has the registry and shared helpers.
+
+An op that torch decomposes, such as `pixel_shuffle`, has no rule of its own: its parts have.
+"""
 
 from ...ir.program import Shape
 from . import attention, conv_pool, elementwise, gather_scatter, matmul, recurrent, reduce, sample, shape  # noqa: F401
